@@ -1,0 +1,813 @@
+//! The executor: the dispatcher that owns all shards, and its workers' lanes.
+//!
+//! The thread that admits records drives it; there is no other thread but the workers. **Order
+//! lives in shards, which only the dispatcher touches; parallelism lives in workers; truth lives
+//! in the rings.**
+//!
+//! # The rule of order
+//! A shard's records are in at most one lane. Lane and list are first-in first-out, and the list is
+//! emptied only into the one lane that holds the shard. A shard changes lane only when the
+//! dispatcher has read (Acquire) a `done` that has reached the position after the shard's last
+//! record: every earlier handler of the shard happened before that store, and so before the
+//! hand-over to the next worker.
+//!
+//! # Where a record goes
+//! Records are packed into the current lane while its estimated backlog is below 100 us, so that a
+//! cheap handler runs on one warm worker; when more piles up, the next lane is the one with the
+//! least backlog. Lanes are deep in time, not in records: a lane takes about 4 ms of estimated
+//! work, so that a slow handler holds few records hostage. Records are taken in only while some
+//! lane has room ([`Executor::demand`]), so what cannot run yet stays with its source.
+
+use crate::batch::{Batch, Entry};
+use crate::epoch::{Epoch, EpochId, Registry};
+use crate::error::{InvalidSetting, Refused};
+use crate::lane::{LaneTx, Order, lane, reached};
+use crate::outcome::IntoOutcome;
+use crate::ring::boxed;
+use crate::shard::{NONE, Shard, Slab};
+use crate::sync::Arc;
+use crate::wake::Waker;
+use crate::window::{Progress, Watermark, Window};
+use crate::worker::{Batches, Common, Each, Process, Spin, work};
+use crossbeam_queue::SegQueue;
+use std::collections::VecDeque;
+use std::fmt;
+use std::marker::PhantomData;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// Slots of a lane.
+const LANE: u32 = 8_192;
+/// Most records one pass takes in.
+const PASS: u32 = 512;
+/// Estimated work a lane may hold.
+const DEPTH: Duration = Duration::from_millis(4);
+/// Estimated backlog above which the next record goes to another lane.
+const SPILL: Duration = Duration::from_micros(100);
+/// Estimated work one claim should take.
+const RUN: Duration = Duration::from_micros(2);
+/// Most records one claim takes, unless a batch wants more.
+const MOST_RUN: u32 = 64;
+/// What a record is taken to cost before anything is known.
+const FIRST_GUESS: Duration = Duration::from_micros(10);
+/// The estimate forgets half of what it knows after so much busy time.
+const MEMORY: Duration = Duration::from_millis(4);
+/// Most tied shards of one lane a pass looks at.
+const TIED: usize = 32;
+
+/// Which records must keep their order among each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Route {
+    /// In order with all records of the same hash. The hash must cover whatever makes the ordering
+    /// domain (partition and key, or the partition alone) and be spread over all 64 bits.
+    Ordered(u64),
+    /// In no order: goes to whoever is free.
+    Free,
+}
+
+/// A record that was not taken, handed back with the reason.
+#[derive(Debug)]
+pub struct Rejected<T> {
+    /// The record.
+    pub payload: T,
+    /// Why.
+    pub refused: Refused,
+}
+
+/// A record whose handler failed or panicked. Its epoch has halted: no record of it starts any
+/// more, and its watermark stays at or below `offset`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failure {
+    /// The epoch that halted.
+    pub epoch: EpochId,
+    /// The record's offset.
+    pub offset: i64,
+    /// The handler's error, or the panic's text.
+    pub reason: String,
+}
+
+/// Why an executor was not built.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum BuildError {
+    /// A setting cannot be had.
+    Setting(InvalidSetting),
+    /// The operating system refused a worker's thread.
+    Spawn {
+        /// Which worker, from 0.
+        worker: usize,
+        /// The system's error.
+        source: std::io::Error,
+    },
+}
+
+impl fmt::Display for BuildError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            BuildError::Setting(invalid) => invalid.fmt(f),
+            BuildError::Spawn { worker, .. } => write!(f, "cannot start worker {worker}"),
+        }
+    }
+}
+
+impl std::error::Error for BuildError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            BuildError::Setting(invalid) => Some(invalid),
+            BuildError::Spawn { source, .. } => Some(source),
+        }
+    }
+}
+
+impl From<InvalidSetting> for BuildError {
+    fn from(invalid: InvalidSetting) -> Self {
+        BuildError::Setting(invalid)
+    }
+}
+
+/// Settings of an [`Executor`].
+#[derive(Debug, Clone)]
+pub struct Builder {
+    workers: usize,
+    shards: usize,
+    batch: usize,
+    spin: Spin,
+    name: String,
+}
+
+impl Default for Builder {
+    fn default() -> Self {
+        Builder {
+            workers: 2,
+            shards: 1_024,
+            batch: 64,
+            spin: Spin::default(),
+            name: "plimsoll".to_owned(),
+        }
+    }
+}
+
+impl Builder {
+    /// Threads that run handlers; default 2, at most 4,096.
+    pub fn workers(mut self, workers: usize) -> Self {
+        self.workers = workers;
+        self
+    }
+
+    /// Ordering domains; default 1,024, at most 2^24. Keys that share a shard wait for each other,
+    /// so it should be far above the number of workers.
+    pub fn shards(mut self, shards: usize) -> Self {
+        self.shards = shards;
+        self
+    }
+
+    /// Most records of one call of a batch handler; default 64, at most 4,096.
+    pub fn batch(mut self, batch: usize) -> Self {
+        self.batch = batch;
+        self
+    }
+
+    /// How long a worker without work spins before it sleeps.
+    pub fn spin(mut self, spin: Spin) -> Self {
+        self.spin = spin;
+        self
+    }
+
+    /// Prefix of the worker threads' names; default "plimsoll".
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.name = name.into();
+        self
+    }
+
+    /// Starts the workers, with a handler for one record.
+    ///
+    /// `waker` wakes the thread that will drive the executor.
+    ///
+    /// # Errors
+    /// [`BuildError`] names the setting, or the worker whose thread could not be started.
+    pub fn each<T, F, R>(self, waker: Waker, handler: F) -> Result<Executor<T>, BuildError>
+    where
+        T: Send + 'static,
+        F: Fn(&T) -> R + Send + Sync + 'static,
+        R: IntoOutcome + 'static,
+    {
+        self.start(waker, Each { handler, returns: PhantomData })
+    }
+
+    /// Starts the workers, with a handler for up to [`batch`](Self::batch) records. A batch takes
+    /// what is there; it does not wait for more.
+    ///
+    /// # Errors
+    /// As [`each`](Self::each).
+    pub fn batches<T, F, R>(self, waker: Waker, handler: F) -> Result<Executor<T>, BuildError>
+    where
+        T: Send + 'static,
+        F: Fn(&Batch<'_, T>) -> R + Send + Sync + 'static,
+        R: IntoOutcome + 'static,
+    {
+        let most = within("batch", self.batch, 4_096)?;
+        self.start(waker, Batches { handler, most, returns: PhantomData })
+    }
+
+    fn start<T, P>(self, waker: Waker, process: P) -> Result<Executor<T>, BuildError>
+    where
+        T: Send + 'static,
+        P: Process<T>,
+    {
+        let workers = within("workers", self.workers, 4_096)?;
+        let shards = within("shards", self.shards, 1 << 24)?;
+        within("batch", self.batch, 4_096)?;
+        let no_memory = |setting| InvalidSetting::new(setting, "no memory for so many");
+        let common = Arc::new(Common {
+            registry: Registry::new(),
+            failed: SegQueue::new(),
+            waker,
+            spin: self.spin,
+        });
+        let least = process.least();
+        let mut executor = Executor {
+            lanes: Vec::with_capacity(workers as usize),
+            current: 0,
+            shards: boxed(shards, Shard::new).ok_or_else(|| no_memory("shards"))?,
+            ready: VecDeque::new(),
+            slab: Slab::new(),
+            epochs: Vec::new(),
+            closing: Vec::new(),
+            generation: 0,
+            common,
+            least,
+            last_pass: None,
+        };
+        let process = Arc::new(process);
+        for worker in 0..workers {
+            let (tx, rx) = lane(LANE, Order::Right).ok_or_else(|| no_memory("workers"))?;
+            let thread = std::thread::Builder::new()
+                .name(format!("{}-worker-{worker}", self.name))
+                .spawn({
+                    let (process, common) = (Arc::clone(&process), Arc::clone(&executor.common));
+                    move || work(rx, &*process, common)
+                })
+                // Dropping the executor ends the workers that have been started.
+                .map_err(|source| BuildError::Spawn { worker: worker as usize, source })?;
+            executor.lanes.push(Lane::new(tx, thread));
+        }
+        for lane in &mut executor.lanes {
+            lane.set_limits(least);
+        }
+        Ok(executor)
+    }
+}
+
+fn within(setting: &'static str, value: usize, most: u32) -> Result<u32, InvalidSetting> {
+    match u32::try_from(value) {
+        Ok(fits) if (1..=most).contains(&fits) => Ok(fits),
+        _ => {
+            Err(InvalidSetting::new(setting, format!("{value} is outside 1..={most}")))
+        }
+    }
+}
+
+/// A lane with what the dispatcher believes about it.
+#[derive(Debug)]
+struct Lane<T> {
+    tx: LaneTx<Entry<T>>,
+    thread: JoinHandle<()>,
+    /// Shards with waiting records that are tied to this lane.
+    tied: VecDeque<u32>,
+    /// Busy time and records it was spent on, decaying: their quotient is a record's cost.
+    busy_ns: f64,
+    busy_records: f64,
+    /// Most pending records.
+    limit: u32,
+    /// Pending records above which new ones should go elsewhere.
+    spill: u32,
+}
+
+impl<T> Lane<T> {
+    fn new(tx: LaneTx<Entry<T>>, thread: JoinHandle<()>) -> Self {
+        Lane {
+            tx,
+            thread,
+            tied: VecDeque::new(),
+            busy_ns: FIRST_GUESS.as_nanos() as f64,
+            busy_records: 1.0,
+            limit: 0,
+            spill: 0,
+        }
+    }
+
+    #[inline(always)]
+    fn room(&self) -> u32 {
+        self.limit.saturating_sub(self.tx.pending())
+    }
+
+    fn cost_ns(&self) -> f64 {
+        // Never zero: records may be finished faster than the clock ticks.
+        (self.busy_ns / self.busy_records.max(f64::MIN_POSITIVE)).max(0.1)
+    }
+
+    fn backlog_ns(&self) -> f64 {
+        f64::from(self.tx.pending()) * self.cost_ns()
+    }
+
+    /// Takes back what the worker has finished in the `elapsed` time since the last look.
+    #[inline]
+    fn refresh(&mut self, elapsed_ns: f64, least: u32) {
+        if self.tx.pending() == 0 {
+            return;
+        }
+        let finished = f64::from(self.tx.reclaim());
+        if self.tx.pending() == 0 && elapsed_ns > finished * self.cost_ns() {
+            // It ran dry at some moment in between: that says nothing unless it was fast.
+            return;
+        }
+        self.busy_ns += elapsed_ns;
+        self.busy_records += finished;
+        if self.busy_ns > MEMORY.as_nanos() as f64 {
+            self.busy_ns /= 2.0;
+            self.busy_records /= 2.0;
+        }
+        self.set_limits(least);
+    }
+
+    fn set_limits(&mut self, least: u32) {
+        let cost = self.cost_ns();
+        // Casts saturate.
+        let records = |time: Duration| (time.as_nanos() as f64 / cost) as u32;
+        self.limit = records(DEPTH).clamp((2 * least).max(3), self.tx.length());
+        self.spill = records(SPILL).max(1);
+        self.tx.set_run(records(RUN).clamp(1, MOST_RUN));
+    }
+
+    fn flush(&mut self) {
+        if self.tx.flush() {
+            self.thread.thread().unpark();
+        }
+    }
+}
+
+/// An epoch as the dispatcher sees it.
+#[derive(Debug)]
+struct Slot {
+    generation: u32,
+    window: Window,
+    watermark: Watermark,
+    epoch: Arc<Epoch>,
+    /// Records of it in shard lists.
+    waiting: u32,
+    open: bool,
+    /// Fenced and forgotten; the slot stays until no entry names it.
+    closed: bool,
+}
+
+impl Slot {
+    #[inline(always)]
+    fn is(&self, id: EpochId) -> bool {
+        self.generation == id.generation && !self.closed
+    }
+}
+
+/// A closed epoch whose slot may still be named by entries in lanes.
+#[derive(Debug)]
+struct Closing {
+    slot: u32,
+    /// Ends of all lanes when it was closed; lists are counted in the slot.
+    ends: Vec<u32>,
+}
+
+/// Runs records through handlers: in order per shard, in parallel over shards.
+///
+/// Driven by one thread, in a loop of [`pass`](Self::pass), [`demand`](Self::demand),
+/// [`offer`](Self::offer) and [`flush`](Self::flush). Nothing here waits, locks or allocates per
+/// record. Dropping it fences all epochs and tells the workers to end, without waiting for them.
+///
+/// ```
+/// use plimsoll_engine::{Executor, Route, Waiter};
+/// use std::time::{Duration, Instant};
+///
+/// let waiter = Waiter::new();
+/// let mut executor = Executor::builder()
+///     .workers(2)
+///     .each(waiter.waker(), |record: &u64| assert!(*record < 1_000))?;
+/// let epoch = executor.open(0, 256)?;
+/// let began = Instant::now();
+/// let mut next = 0;
+/// while executor.progress(epoch).unwrap().watermark < 1_000 {
+///     executor.pass(began.elapsed());
+///     let room = executor.demand().min(executor.room(epoch));
+///     for _ in 0..room.min(1_000 - next as u32) {
+///         // Records with the same hash are handled one after the other.
+///         executor.offer(epoch, next, Route::Ordered(next as u64 % 10 << 60), next as u64).unwrap();
+///         next += 1;
+///     }
+///     executor.flush();
+///     waiter.wait(Duration::from_micros(100), || false);
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct Executor<T> {
+    lanes: Vec<Lane<T>>,
+    current: usize,
+    shards: Box<[Shard]>,
+    /// Shards with waiting records and nothing in a lane: they may go anywhere.
+    ready: VecDeque<u32>,
+    slab: Slab<Entry<T>>,
+    epochs: Vec<Option<Slot>>,
+    closing: Vec<Closing>,
+    generation: u32,
+    common: Arc<Common>,
+    least: u32,
+    last_pass: Option<Duration>,
+}
+
+impl Executor<()> {
+    /// Settings, with their defaults.
+    pub fn builder() -> Builder {
+        Builder::default()
+    }
+}
+
+impl<T: Send + 'static> Executor<T> {
+    /// Opens an epoch: records of one partition from offset `start` on, of which at most
+    /// `capacity` may be admitted and not yet passed by the watermark.
+    ///
+    /// # Errors
+    /// As [`Window::open`].
+    pub fn open(&mut self, start: i64, capacity: u32) -> Result<EpochId, InvalidSetting> {
+        let window = Window::open(start, capacity)?;
+        let epoch = Arc::new(Epoch::new(Arc::clone(window.shared())));
+        let watermark = window.watermark();
+        self.generation = self.generation.wrapping_add(1);
+        let generation = self.generation;
+        let free = self.epochs.iter().position(Option::is_none);
+        let slot = free.unwrap_or_else(|| {
+            self.epochs.push(None);
+            self.epochs.len() - 1
+        });
+        self.common.registry.set(slot as u32, Some(Arc::clone(&epoch)));
+        let opened = Slot { generation, window, watermark, epoch, waiting: 0, open: true, closed: false };
+        self.epochs[slot] = Some(opened);
+        Ok(EpochId { slot: slot as u32, generation })
+    }
+
+    #[inline]
+    fn slot(&self, id: EpochId) -> Option<&Slot> {
+        self.epochs.get(id.slot as usize)?.as_ref().filter(|slot| slot.is(id))
+    }
+
+    #[inline]
+    fn slot_mut(&mut self, id: EpochId) -> Option<&mut Slot> {
+        self.epochs.get_mut(id.slot as usize)?.as_mut().filter(|slot| slot.is(id))
+    }
+
+    /// Records the epoch's window can admit now; 0 for an epoch that is closed. When the window
+    /// looks full, the watermark is advanced first.
+    pub fn room(&mut self, id: EpochId) -> u32 {
+        let Some(slot) = self.slot_mut(id).filter(|slot| slot.open) else { return 0 };
+        match slot.window.room() {
+            0 => {
+                slot.watermark.advance();
+                slot.window.fresh_room()
+            }
+            room => room,
+        }
+    }
+
+    /// Records that should be taken in now: enough to keep the lanes filled, 0 when they are.
+    ///
+    /// Offering more is allowed (it waits in lists) but lets one partition run ahead of others.
+    pub fn demand(&self) -> u32 {
+        let current = &self.lanes[self.current];
+        if !self.ready.is_empty() {
+            return 0;
+        }
+        if current.tx.pending() < current.spill {
+            return current.room().min(PASS);
+        }
+        self.lanes.iter().fold(0, |sum: u32, lane| sum.saturating_add(lane.room())).min(PASS)
+    }
+
+    /// Admits a record to its epoch's window and sends it on its way. The workers see it after the
+    /// next [`flush`](Self::flush) or [`pass`](Self::pass).
+    ///
+    /// # Errors
+    /// [`Rejected`] hands the record back and names the limit; nothing has changed.
+    #[inline]
+    pub fn offer(
+        &mut self,
+        id: EpochId,
+        offset: i64,
+        route: Route,
+        payload: T,
+    ) -> Result<(), Rejected<T>> {
+        let Some(slot) = self.slot_mut(id).filter(|slot| slot.open) else {
+            return Err(Rejected { payload, refused: Refused::Closed });
+        };
+        let place = match slot.window.admit_place(offset) {
+            Ok(place) => place,
+            Err(refused) => return Err(Rejected { payload, refused }),
+        };
+        match route {
+            Route::Ordered(hash) => {
+                // The high half, scaled: any number of shards, no division.
+                let shard = (((hash >> 32) * self.shards.len() as u64) >> 32) as u32;
+                self.dispatch(Entry { payload, place, epoch: id.slot, shard });
+            }
+            Route::Free => {
+                self.dispatch_free(Entry { payload, place, epoch: id.slot, shard: NONE });
+            }
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn dispatch(&mut self, entry: Entry<T>) {
+        let index = entry.shard;
+        let shard = &mut self.shards[index as usize];
+        if !shard.waiting.is_empty() {
+            return self.wait(entry);
+        }
+        if let Some(lane) = self.lanes.get_mut(shard.lane as usize)
+            && !reached(lane.tx.reclaimed(), shard.position)
+        {
+            // Its earlier records are in this lane, so it must go there too.
+            if lane.room() == 0 {
+                lane.tied.push_back(index);
+                return self.wait(entry);
+            }
+            shard.position = push(lane, entry);
+            return;
+        }
+        match self.pick() {
+            Some(lane) => {
+                let shard = &mut self.shards[index as usize];
+                shard.lane = lane as u32;
+                shard.position = push(&mut self.lanes[lane], entry);
+            }
+            None => {
+                self.ready.push_back(index);
+                self.wait(entry);
+            }
+        }
+    }
+
+    /// A record without an order: to the lane that is picked, else to the one with most room.
+    #[inline]
+    fn dispatch_free(&mut self, mut entry: Entry<T>) {
+        match self.pick() {
+            Some(lane) => {
+                push(&mut self.lanes[lane], entry);
+            }
+            None => {
+                // Nobody has room: it waits in a shard like the others, with any of them.
+                let spread = entry.place.index() as usize % self.shards.len();
+                entry.shard = spread as u32;
+                self.dispatch_waiting(entry);
+            }
+        }
+    }
+
+    /// Puts a record into its shard's list, and the shard where it will be found.
+    #[cold]
+    fn dispatch_waiting(&mut self, entry: Entry<T>) {
+        let index = entry.shard;
+        let shard = &self.shards[index as usize];
+        if shard.waiting.is_empty() {
+            match self.lanes.get_mut(shard.lane as usize) {
+                Some(lane) if !reached(lane.tx.reclaimed(), shard.position) => {
+                    lane.tied.push_back(index);
+                }
+                _ => self.ready.push_back(index),
+            }
+        }
+        self.wait(entry);
+    }
+
+    fn wait(&mut self, entry: Entry<T>) {
+        if let Some(slot) = &mut self.epochs[entry.epoch as usize] {
+            slot.waiting += 1;
+        }
+        let list = &mut self.shards[entry.shard as usize].waiting;
+        self.slab.push(list, entry);
+    }
+
+    /// The lane for a record that may go anywhere; `None` when it should wait.
+    #[inline]
+    fn pick(&mut self) -> Option<usize> {
+        let current = &self.lanes[self.current];
+        if current.tx.pending() < current.spill {
+            // Little work in it; if its slots are all taken nevertheless, it is worth waiting for.
+            return (current.room() > 0).then_some(self.current);
+        }
+        self.spread()
+    }
+
+    fn spread(&mut self) -> Option<usize> {
+        let roomy = self.lanes.iter().enumerate().filter(|(_, lane)| lane.room() > 0);
+        let least = roomy.min_by(|(_, a), (_, b)| a.backlog_ns().total_cmp(&b.backlog_ns()))?;
+        self.current = least.0;
+        Some(self.current)
+    }
+
+    /// Serves the lanes: takes back finished entries, moves waiting records on, publishes.
+    ///
+    /// `now` is the time since any fixed moment; it must not go backwards (if it does, the time
+    /// counts as not having passed). Costs O(workers), plus O(1) for each entry that moves.
+    pub fn pass(&mut self, now: Duration) {
+        let elapsed = now.saturating_sub(self.last_pass.unwrap_or(now)).as_nanos() as f64;
+        self.last_pass = Some(now);
+        for lane in &mut self.lanes {
+            lane.refresh(elapsed, self.least);
+        }
+        if self.slab.len() > 0 {
+            self.serve_waiting();
+        }
+        if !self.closing.is_empty() {
+            self.free_slots();
+        }
+        self.flush();
+    }
+
+    fn serve_waiting(&mut self) {
+        for index in 0..self.lanes.len() {
+            for _ in 0..TIED.min(self.lanes[index].tied.len()) {
+                let lane = &mut self.lanes[index];
+                let Some(shard) = lane.tied.pop_front() else { break };
+                if reached(lane.tx.reclaimed(), self.shards[shard as usize].position) {
+                    self.ready.push_back(shard);
+                } else if lane.room() > 0 {
+                    self.feed(shard, index);
+                } else {
+                    lane.tied.push_back(shard);
+                }
+            }
+        }
+        while !self.ready.is_empty() {
+            let Some(lane) = self.pick() else { break };
+            if let Some(shard) = self.ready.pop_front() {
+                self.feed(shard, lane);
+            }
+        }
+    }
+
+    /// Moves a shard's waiting records into a lane, as many as it has room for.
+    fn feed(&mut self, index: u32, to: usize) {
+        let shard = &mut self.shards[index as usize];
+        let lane = &mut self.lanes[to];
+        while lane.room() > 0 {
+            let Some(entry) = self.slab.pop(&mut shard.waiting) else { return };
+            let mut halted = false;
+            if let Some(slot) = &mut self.epochs[entry.epoch as usize] {
+                slot.waiting -= 1;
+                halted = slot.epoch.halted();
+            }
+            if !halted {
+                shard.lane = to as u32;
+                shard.position = push(lane, entry);
+            }
+        }
+        if !shard.waiting.is_empty() {
+            lane.tied.push_back(index);
+        }
+    }
+
+    /// Publishes what was offered since the last flush, and wakes workers that sleep.
+    pub fn flush(&mut self) {
+        for lane in &mut self.lanes {
+            lane.flush();
+        }
+    }
+
+    /// Whether any record is in a lane or waits for one.
+    pub fn busy(&self) -> bool {
+        self.slab.len() > 0 || self.lanes.iter().any(|lane| lane.tx.pending() > 0)
+    }
+
+    /// Whether [`pass`](Self::pass) would find something to take back.
+    pub fn finished_something(&self) -> bool {
+        self.lanes.iter().any(|lane| lane.tx.finished() > 0)
+    }
+
+    /// Estimated work in the fullest lane that is moving, to judge how long a nap may be.
+    pub fn backlog(&self) -> Duration {
+        let least = self.lanes.iter().map(Lane::backlog_ns).fold(f64::INFINITY, f64::min);
+        Duration::from_nanos(least as u64)
+    }
+
+    /// Advances the epoch's watermark and says where it stands; `None` for an epoch that is gone.
+    pub fn progress(&self, id: EpochId) -> Option<Progress> {
+        self.slot(id).map(|slot| slot.watermark.advance())
+    }
+
+    /// Highest admitted offset of the epoch, if any.
+    pub fn last_admitted(&self, id: EpochId) -> Option<i64> {
+        self.slot(id)?.window.last_admitted()
+    }
+
+    /// The next failed record that was not taken yet. Its epoch has halted.
+    pub fn take_failure(&mut self) -> Option<Failure> {
+        loop {
+            let failed = self.common.failed.pop()?;
+            // A failure of an epoch that is gone concerns nobody any more. The slot cannot have been
+            // given to another epoch: it is freed after the failed entry was taken back, and this
+            // queue was filled before that.
+            if let Some(Some(slot)) = self.epochs.get(failed.epoch as usize)
+                && !slot.closed
+            {
+                let epoch = EpochId { slot: failed.epoch, generation: slot.generation };
+                return Some(Failure { epoch, offset: failed.offset, reason: failed.reason });
+            }
+        }
+    }
+
+    /// Stops an epoch: it admits nothing more, and of its admitted records none starts that has
+    /// not started. Those that run go on; their completion still counts for
+    /// [`progress`](Self::progress) until the epoch is [closed](Self::close).
+    pub fn halt(&mut self, id: EpochId) {
+        if let Some(slot) = self.slot_mut(id) {
+            slot.open = false;
+            slot.epoch.halt();
+        }
+    }
+
+    /// Ends intake of an epoch; what is admitted still runs.
+    pub fn stop_intake(&mut self, id: EpochId) {
+        if let Some(slot) = self.slot_mut(id) {
+            slot.open = false;
+        }
+    }
+
+    /// Fences an epoch and forgets it: it is halted, and completions that arrive later touch
+    /// nothing but its orphaned ring. Returns the last word on its watermark.
+    ///
+    /// The shards outlive it: records of the same key in a later epoch wait until the handler that
+    /// may still be running has ended.
+    pub fn close(&mut self, id: EpochId) -> Option<Progress> {
+        let progress = self.progress(id)?;
+        self.halt(id);
+        let ends = self.lanes.iter().map(|lane| lane.tx.end()).collect();
+        if let Some(slot) = self.slot_mut(id) {
+            slot.closed = true;
+        }
+        self.closing.push(Closing { slot: id.slot, ends });
+        Some(progress)
+    }
+
+    fn free_slots(&mut self) {
+        let (lanes, epochs, registry) = (&self.lanes, &mut self.epochs, &self.common.registry);
+        self.closing.retain(|closing| {
+            let slot = &mut epochs[closing.slot as usize];
+            let listed = slot.as_ref().is_some_and(|slot| slot.waiting > 0);
+            let in_lane = closing
+                .ends
+                .iter()
+                .zip(lanes)
+                .any(|(end, lane)| !reached(lane.tx.reclaimed(), *end));
+            if listed || in_lane {
+                return true;
+            }
+            *slot = None;
+            registry.set(closing.slot, None);
+            false
+        });
+    }
+
+    /// Tells the workers to end when their lanes are empty. Halt or close the epochs first if what
+    /// is queued must not run any more.
+    pub fn stop(&mut self) {
+        for lane in &mut self.lanes {
+            lane.flush();
+            lane.tx.stop();
+            lane.thread.thread().unpark();
+        }
+    }
+
+    /// Workers whose thread has not ended.
+    pub fn running_workers(&self) -> usize {
+        self.lanes.iter().filter(|lane| !lane.thread.is_finished()).count()
+    }
+}
+
+/// Pushes into a lane that has room; returns the position after the entry.
+#[inline(always)]
+fn push<T>(lane: &mut Lane<T>, entry: Entry<T>) -> u32 {
+    let pushed = lane.tx.push(entry).is_ok();
+    // The limit is never above the number of slots, and callers look at the room first.
+    debug_assert!(pushed, "a lane with room has a free slot");
+    lane.tx.end()
+}
+
+impl<T> Drop for Executor<T> {
+    fn drop(&mut self) {
+        for slot in self.epochs.iter().flatten() {
+            slot.epoch.halt();
+        }
+        for lane in &mut self.lanes {
+            lane.flush();
+            lane.tx.stop();
+            lane.thread.thread().unpark();
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! Ordered, parallel record processing with a watermark.
+//!
+//! For anyone who has an ordered source with offsets (a Kafka partition, a log file) and wants to
+//! handle its records on all cores, finish them out of order, and still know at every moment up to
+//! where everything is done.
+//!
+//! - [`Window`]: one epoch of one partition. Admits records, hands out [`Ticket`]s, which finish
+//!   from any thread in any order by one store; its [`Watermark`] moves over what is contiguous
+//!   and done, and never past an unfinished record.
+//! - [`Executor`]: workers that run a handler over the records of many windows, those of one key
+//!   in offset order and never two at once, with no lock and no allocation per record.
+//!
+//! It knows no Kafka, does no I/O, and has no clock of its own: the driving thread tells it the
+//! time. It does not retry: a failed record halts its partition, and the caller decides.
+
+mod batch;
+mod dispatch;
+mod epoch;
+mod error;
+mod lane;
+mod outcome;
+mod ring;
+mod shard;
+mod sync;
+mod ticket;
+mod wake;
+mod window;
+mod worker;
+
+pub use batch::Batch;
+pub use dispatch::{BuildError, Builder, Executor, Failure, Rejected, Route};
+pub use epoch::EpochId;
+pub use error::{InvalidSetting, Refused};
+pub use outcome::{IntoOutcome, Outcome};
+pub use ticket::Ticket;
+pub use wake::{Waiter, Waker};
+pub use window::{Progress, Watermark, Window};
+pub use worker::Spin;
+
+/// Not public: the internals that the models in `loom-tests` and the benches drive directly.
+#[doc(hidden)]
+pub mod internals {
+    pub use crate::lane::{LaneRx, LaneTx, Order, Run, lane};
+}

@@ -1,0 +1,125 @@
+//! Shards: the ordering domains, and the lists of records that wait for theirs to move on.
+//!
+//! Only the dispatcher touches them, so everything here is plain sequential code.
+
+/// "No lane", "no node".
+pub(crate) const NONE: u32 = u32::MAX;
+
+/// One ordering domain. Its records are in at most one lane at a time.
+#[derive(Debug, Clone)]
+pub(crate) struct Shard {
+    /// The lane that holds, or last held, its records.
+    pub(crate) lane: u32,
+    /// Position in that lane after its last record. The shard may change lane only when the
+    /// lane's `done` has reached it.
+    pub(crate) position: u32,
+    /// Waiting records, oldest first: younger than all in the lane.
+    pub(crate) waiting: List,
+}
+
+impl Shard {
+    pub(crate) fn new() -> Self {
+        Shard { lane: NONE, position: 0, waiting: List { head: NONE, tail: NONE } }
+    }
+}
+
+/// A list threaded through a [`Slab`].
+#[derive(Debug, Clone)]
+pub(crate) struct List {
+    head: u32,
+    tail: u32,
+}
+
+impl List {
+    #[inline(always)]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.head == NONE
+    }
+}
+
+#[derive(Debug)]
+struct Node<E> {
+    entry: Option<E>,
+    next: u32,
+}
+
+/// The nodes of all lists. Freed nodes are used again, so that it allocates only when more records
+/// wait than ever before; the windows bound how many that can be.
+#[derive(Debug)]
+pub(crate) struct Slab<E> {
+    nodes: Vec<Node<E>>,
+    free: u32,
+    waiting: usize,
+}
+
+impl<E> Slab<E> {
+    pub(crate) fn new() -> Self {
+        Slab { nodes: Vec::new(), free: NONE, waiting: 0 }
+    }
+
+    /// Records in all lists.
+    #[inline]
+    pub(crate) fn len(&self) -> usize {
+        self.waiting
+    }
+
+    pub(crate) fn push(&mut self, list: &mut List, entry: E) {
+        let node = Node { entry: Some(entry), next: NONE };
+        let index = if self.free == NONE {
+            self.nodes.push(node);
+            // The windows hold fewer than 2^32 records in all: their places are `u32`s.
+            (self.nodes.len() - 1) as u32
+        } else {
+            let index = self.free;
+            self.free = self.nodes[index as usize].next;
+            self.nodes[index as usize] = node;
+            index
+        };
+        if list.is_empty() {
+            list.head = index;
+        } else {
+            self.nodes[list.tail as usize].next = index;
+        }
+        list.tail = index;
+        self.waiting += 1;
+    }
+
+    pub(crate) fn pop(&mut self, list: &mut List) -> Option<E> {
+        if list.is_empty() {
+            return None;
+        }
+        let index = list.head;
+        let node = &mut self.nodes[index as usize];
+        let entry = node.entry.take();
+        list.head = node.next;
+        node.next = self.free;
+        self.free = index;
+        self.waiting -= 1;
+        entry
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_are_fifo_and_nodes_are_used_again() {
+        let mut slab = Slab::new();
+        let (mut odd, mut even) = (Shard::new().waiting, Shard::new().waiting);
+        for round in 0..3 {
+            for value in 0..10 {
+                slab.push(if value % 2 == 0 { &mut even } else { &mut odd }, round * 10 + value);
+            }
+            assert_eq!(slab.len(), 10);
+            for value in [1, 3, 5, 7, 9] {
+                assert_eq!(slab.pop(&mut odd), Some(round * 10 + value));
+            }
+            for value in [0, 2, 4, 6, 8] {
+                assert_eq!(slab.pop(&mut even), Some(round * 10 + value));
+            }
+            assert_eq!((slab.pop(&mut odd), slab.pop(&mut even)), (None, None));
+        }
+        assert_eq!(slab.nodes.len(), 10);
+    }
+}

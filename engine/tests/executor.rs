@@ -1,0 +1,407 @@
+//! The executor on real threads: order, completeness, failures, fences.
+
+use plimsoll_engine::{Batch, EpochId, Executor, Refused, Route, Waiter};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// A record that knows its key and its place among the records of the key.
+#[derive(Debug, Clone, Copy)]
+struct Record {
+    key: u32,
+    sequence: u32,
+}
+
+/// Checks each handled record: exactly the next of its key, never two of a key at once.
+#[derive(Debug)]
+struct Checker {
+    keys: Vec<(AtomicBool, AtomicU32)>,
+    handled: AtomicU64,
+    faults: AtomicU64,
+}
+
+impl Checker {
+    fn new(keys: u32) -> Arc<Self> {
+        let keys = (0..keys).map(|_| (AtomicBool::new(false), AtomicU32::new(0))).collect();
+        Arc::new(Checker { keys, handled: AtomicU64::new(0), faults: AtomicU64::new(0) })
+    }
+
+    fn handle(&self, record: &Record, work: impl FnOnce()) {
+        let (running, next) = &self.keys[record.key as usize];
+        let overlap = running.swap(true, Ordering::AcqRel);
+        let disorder = next.load(Ordering::Relaxed) != record.sequence;
+        work();
+        next.store(record.sequence + 1, Ordering::Relaxed);
+        running.store(false, Ordering::Release);
+        self.faults.fetch_add(u64::from(overlap || disorder), Ordering::Relaxed);
+        self.handled.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+fn hash(key: u32) -> u64 {
+    (u64::from(key) + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
+/// A small generator: the tests need variety, not quality.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (self.0 >> 33) % bound
+    }
+}
+
+/// Drives an executor over `total` records of `keys` keys in four epochs until all are passed.
+/// Key decides partition. Panics after a minute.
+fn drive(executor: &mut Executor<Record>, waiter: &Waiter, keys: u32, total: u64, gap: i64) {
+    let began = Instant::now();
+    let epochs: Vec<EpochId> = (0..4).map(|_| executor.open(10, 500).unwrap()).collect();
+    let mut offsets = [10_i64; 4];
+    let mut sequences = vec![0_u32; keys as usize];
+    let mut random = Random(42);
+    let mut next: Option<Record> = None;
+    let mut offered = 0;
+    loop {
+        executor.pass(began.elapsed());
+        assert_eq!(executor.take_failure(), None);
+        let mut taken = 0;
+        while offered < total && taken < executor.demand() {
+            let record = *next.get_or_insert_with(|| {
+                // Skewed: a tenth of the records belong to key 0.
+                let key = if random.below(10) == 0 { 0 } else { random.below(u64::from(keys)) };
+                Record { key: key as u32, sequence: sequences[key as usize] }
+            });
+            let partition = record.key as usize % 4;
+            if executor.room(epochs[partition]) == 0 {
+                break;
+            }
+            let route = Route::Ordered(hash(record.key));
+            executor.offer(epochs[partition], offsets[partition], route, record).unwrap();
+            sequences[record.key as usize] += 1;
+            offsets[partition] += 1 + random.below(gap as u64 + 1) as i64;
+            next = None;
+            offered += 1;
+            taken += 1;
+        }
+        executor.flush();
+        let unfinished: u64 =
+            epochs.iter().map(|epoch| executor.progress(*epoch).unwrap().unfinished).sum();
+        if offered == total && unfinished == 0 {
+            break;
+        }
+        assert!(began.elapsed() < Duration::from_secs(60), "{unfinished} unfinished: a hang");
+        if taken == 0 {
+            waiter.wait(Duration::from_micros(150), || false);
+        }
+    }
+    for epoch in epochs {
+        let last = executor.last_admitted(epoch);
+        let progress = executor.close(epoch).unwrap();
+        assert_eq!(last.map_or(10, |last| last + 1), progress.watermark);
+        assert!(executor.progress(epoch).is_none());
+    }
+}
+
+#[test]
+fn records_of_a_key_are_handled_in_order_and_once() {
+    for (workers, shards, cost) in [(1, 1, 1), (2, 1024, 0), (3, 7, 2_000), (8, 64, 20_000)] {
+        let checker = Checker::new(100);
+        let waiter = Waiter::new();
+        let mut executor = Executor::builder()
+            .workers(workers)
+            .shards(shards)
+            .each(waiter.waker(), {
+                let checker = Arc::clone(&checker);
+                move |record: &Record| {
+                    checker.handle(record, || {
+                        // Costs differ, so that completion is out of order.
+                        let cost = cost * u64::from(record.sequence % 5);
+                        let began = Instant::now();
+                        while began.elapsed() < Duration::from_nanos(cost) {
+                            std::hint::spin_loop();
+                        }
+                    });
+                }
+            })
+            .unwrap();
+        drive(&mut executor, &waiter, 100, 30_000, 3);
+        assert_eq!(checker.faults.load(Ordering::Relaxed), 0, "{workers} workers");
+        assert_eq!(checker.handled.load(Ordering::Relaxed), 30_000);
+    }
+}
+
+#[test]
+fn batches_hold_at_most_what_was_asked_and_keep_order() {
+    for most in [1, 7, 128] {
+        let checker = Checker::new(50);
+        let waiter = Waiter::new();
+        let largest = Arc::new(AtomicU64::new(0));
+        let mut executor = Executor::builder()
+            .workers(3)
+            .batch(most)
+            .batches(waiter.waker(), {
+                let (checker, largest) = (Arc::clone(&checker), Arc::clone(&largest));
+                move |batch: &Batch<'_, Record>| {
+                    assert!(!batch.is_empty());
+                    assert_eq!(batch.iter().len(), batch.len());
+                    assert!(batch.get(batch.len()).is_none());
+                    largest.fetch_max(batch.len() as u64, Ordering::Relaxed);
+                    batch.iter().for_each(|record| checker.handle(record, || ()));
+                }
+            })
+            .unwrap();
+        drive(&mut executor, &waiter, 50, 20_000, 0);
+        assert_eq!(checker.faults.load(Ordering::Relaxed), 0, "batches of {most}");
+        assert_eq!(checker.handled.load(Ordering::Relaxed), 20_000);
+        assert!((1..=most as u64).contains(&largest.load(Ordering::Relaxed)));
+    }
+}
+
+/// Runs `executor` until it is idle; panics after ten seconds.
+fn settle<T: Send + 'static>(executor: &mut Executor<T>, waiter: &Waiter) {
+    let began = Instant::now();
+    loop {
+        executor.pass(began.elapsed());
+        if !executor.busy() {
+            return;
+        }
+        assert!(began.elapsed() < Duration::from_secs(10), "still busy: a hang");
+        waiter.wait(Duration::from_micros(150), || executor.finished_something());
+    }
+}
+
+#[test]
+fn a_failed_record_halts_its_partition_and_no_other() {
+    for panics in [false, true] {
+        let waiter = Waiter::new();
+        let ran = Arc::new(parking_lot::Mutex::new(Vec::new()));
+        let mut executor = Executor::builder()
+            .workers(2)
+            .each(waiter.waker(), {
+                let ran = Arc::clone(&ran);
+                move |&(partition, offset): &(u32, i64)| {
+                    if (partition, offset) == (0, 4) {
+                        assert!(!panics, "a planted panic");
+                        return Err("a planted error");
+                    }
+                    ran.lock().push((partition, offset));
+                    Ok(())
+                }
+            })
+            .unwrap();
+        let epochs = [executor.open(0, 100).unwrap(), executor.open(0, 100).unwrap()];
+        for offset in 0..10 {
+            for (partition, epoch) in epochs.iter().enumerate() {
+                // One key per partition: all records behind the failed one are of its key.
+                let route = Route::Ordered(hash(partition as u32));
+                executor.offer(*epoch, offset, route, (partition as u32, offset)).unwrap();
+            }
+        }
+        settle(&mut executor, &waiter);
+        let failure = executor.take_failure().unwrap();
+        assert_eq!((failure.epoch, failure.offset), (epochs[0], 4));
+        assert!(failure.reason.contains("planted"), "{}", failure.reason);
+        assert_eq!(executor.take_failure(), None);
+        let halted = executor.progress(epochs[0]).unwrap();
+        assert_eq!((halted.watermark, halted.failed, halted.unfinished), (4, Some(4), 6));
+        assert_eq!(executor.progress(epochs[1]).unwrap().watermark, 10);
+        let mut ran = ran.lock().clone();
+        ran.sort_unstable();
+        let expected: Vec<_> =
+            (0..4).map(|offset| (0, offset)).chain((0..10).map(|offset| (1, offset))).collect();
+        assert_eq!(ran, expected, "nothing of the key after the failed record may run");
+        assert_eq!(executor.running_workers(), 2, "a panic must not end a worker");
+    }
+}
+
+#[test]
+fn a_failed_batch_fails_whole() {
+    let waiter = Waiter::new();
+    let mut executor = Executor::builder()
+        .workers(1)
+        .batch(8)
+        .batches(waiter.waker(), |batch: &Batch<'_, i64>| {
+            if batch.iter().any(|offset| *offset == 5) { Err("five") } else { Ok(()) }
+        })
+        .unwrap();
+    let epoch = executor.open(0, 100).unwrap();
+    for offset in 0..8 {
+        executor.offer(epoch, offset, Route::Ordered(0), offset).unwrap();
+    }
+    settle(&mut executor, &waiter);
+    let failure = executor.take_failure().unwrap();
+    let progress = executor.progress(epoch).unwrap();
+    assert_eq!(progress.failed, Some(progress.watermark));
+    assert_eq!(failure.offset, progress.watermark);
+    assert!(progress.watermark <= 5);
+}
+
+#[test]
+fn what_is_refused_is_handed_back() {
+    let waiter = Waiter::new();
+    let gate = Arc::new(AtomicBool::new(false));
+    let mut executor = Executor::builder()
+        .workers(1)
+        .each(waiter.waker(), {
+            let gate = Arc::clone(&gate);
+            move |_: &String| {
+                while !gate.load(Ordering::Acquire) {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            }
+        })
+        .unwrap();
+    let epoch = executor.open(5, 2).unwrap();
+    let offer = |executor: &mut Executor<String>, offset| {
+        executor.offer(epoch, offset, Route::Free, format!("record {offset}"))
+    };
+    offer(&mut executor, 6).unwrap();
+    offer(&mut executor, 9).unwrap();
+    for (offset, refused) in [
+        (10, Refused::Full { capacity: 2 }),
+        (9, Refused::Duplicate { offset: 9, last: 9 }),
+        (5, Refused::Duplicate { offset: 5, last: 9 }),
+        (4, Refused::Below { offset: 4, start: 5 }),
+        (-1, Refused::OutOfRange { offset: -1 }),
+        (i64::MAX, Refused::OutOfRange { offset: i64::MAX }),
+    ] {
+        let rejected = offer(&mut executor, offset).unwrap_err();
+        assert_eq!(rejected.refused, refused);
+        assert_eq!(rejected.payload, format!("record {offset}"));
+    }
+    gate.store(true, Ordering::Release);
+    settle(&mut executor, &waiter);
+    assert_eq!(executor.room(epoch), 2);
+    offer(&mut executor, 10).unwrap();
+    executor.stop_intake(epoch);
+    assert_eq!(offer(&mut executor, 11).unwrap_err().refused, Refused::Closed);
+    settle(&mut executor, &waiter);
+    assert_eq!(executor.close(epoch).unwrap().watermark, 11);
+    assert_eq!(offer(&mut executor, 11).unwrap_err().refused, Refused::Closed);
+}
+
+#[test]
+fn a_closed_epoch_starts_nothing_and_a_late_completion_touches_nothing() {
+    let waiter = Waiter::new();
+    let gate = Arc::new(AtomicBool::new(false));
+    let ran = Arc::new(parking_lot::Mutex::new(Vec::new()));
+    let mut executor = Executor::builder()
+        .workers(1)
+        .each(waiter.waker(), {
+            let (gate, ran) = (Arc::clone(&gate), Arc::clone(&ran));
+            move |&(epoch, offset): &(u32, i64)| {
+                while !gate.load(Ordering::Acquire) {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                ran.lock().push((epoch, offset));
+            }
+        })
+        .unwrap();
+    let first = executor.open(0, 10).unwrap();
+    for offset in 0..5 {
+        executor.offer(first, offset, Route::Ordered(7), (1, offset)).unwrap();
+    }
+    executor.flush();
+    // Until the worker is inside the handler of offset 0.
+    std::thread::sleep(Duration::from_millis(50));
+    assert_eq!(executor.close(first).unwrap().watermark, 0);
+    // The same partition comes back; its key's old handler is still running.
+    let second = executor.open(0, 10).unwrap();
+    assert_ne!(first, second);
+    for offset in 0..5 {
+        executor.offer(second, offset, Route::Ordered(7), (2, offset)).unwrap();
+    }
+    executor.flush();
+    std::thread::sleep(Duration::from_millis(50));
+    assert_eq!(executor.progress(second).unwrap().watermark, 0);
+    gate.store(true, Ordering::Release);
+    settle(&mut executor, &waiter);
+    assert_eq!(executor.progress(second).unwrap().watermark, 5);
+    assert!(executor.progress(first).is_none());
+    // The late one ended, the queued ones of the old epoch never started, the new ones follow.
+    let ran = ran.lock().clone();
+    assert_eq!(ran, [(1, 0), (2, 0), (2, 1), (2, 2), (2, 3), (2, 4)]);
+}
+
+#[test]
+fn slots_of_closed_epochs_are_used_again() {
+    let waiter = Waiter::new();
+    let mut executor =
+        Executor::builder().workers(2).each(waiter.waker(), |_: &u32| ()).unwrap();
+    let mut ids = std::collections::HashSet::new();
+    for _ in 0..200 {
+        let epoch = executor.open(0, 8).unwrap();
+        assert!(ids.insert(epoch), "an id names one epoch");
+        for offset in 0..8 {
+            executor.offer(epoch, offset, Route::Free, 0).unwrap();
+        }
+        settle(&mut executor, &waiter);
+        assert_eq!(executor.close(epoch).unwrap().watermark, 8);
+        executor.pass(Duration::ZERO);
+    }
+    let text = format!("{:?}", executor.open(0, 8).unwrap());
+    assert!(text.contains("slot: 0") || text.contains("slot: 1"), "{text}");
+}
+
+#[test]
+fn a_worker_that_never_returns_stops_neither_the_others_nor_the_end() {
+    let waiter = Waiter::new();
+    let mut executor = Executor::builder()
+        .workers(2)
+        .each(waiter.waker(), |record: &u32| {
+            if *record == 0 {
+                loop {
+                    std::thread::park();
+                }
+            }
+        })
+        .unwrap();
+    let epoch = executor.open(0, 10_000).unwrap();
+    executor.offer(epoch, 0, Route::Ordered(hash(0)), 0).unwrap();
+    let began = Instant::now();
+    let mut offset = 1;
+    while offset < 5_000 {
+        executor.pass(began.elapsed());
+        for _ in 0..executor.demand().min(5_000 - offset as u32) {
+            executor.offer(epoch, offset, Route::Free, 1).unwrap();
+            offset += 1;
+        }
+        executor.flush();
+        assert!(began.elapsed() < Duration::from_secs(20), "stuck at offset {offset}");
+        waiter.wait(Duration::from_micros(150), || false);
+    }
+    let progress = executor.progress(epoch).unwrap();
+    assert_eq!((progress.watermark, progress.unfinished), (0, 5_000));
+    executor.halt(epoch);
+    executor.stop();
+    let began = Instant::now();
+    while executor.running_workers() > 1 {
+        assert!(began.elapsed() < Duration::from_secs(10), "the other worker did not end");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    drop(executor); // returns although a worker still runs
+}
+
+#[test]
+fn settings_are_checked_when_built() {
+    type Built = Result<Executor<u32>, plimsoll_engine::BuildError>;
+    let waiter = Waiter::new();
+    let each = |builder: plimsoll_engine::Builder| -> Built {
+        builder.each(waiter.waker(), |_: &u32| ())
+    };
+    let batches = |builder: plimsoll_engine::Builder| -> Built {
+        builder.batches(waiter.waker(), |_: &Batch<'_, u32>| ())
+    };
+    for (built, setting) in [
+        (each(Executor::builder().workers(0)), "workers"),
+        (each(Executor::builder().workers(usize::MAX)), "workers"),
+        (each(Executor::builder().shards(0)), "shards"),
+        (each(Executor::builder().shards(usize::MAX)), "shards"),
+        (batches(Executor::builder().batch(0)), "batch"),
+        (batches(Executor::builder().batch(usize::MAX)), "batch"),
+    ] {
+        let error = built.unwrap_err().to_string();
+        assert!(error.contains(&format!("`{setting}`")), "{error}");
+    }
+}
