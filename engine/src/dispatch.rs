@@ -21,7 +21,7 @@
 use crate::batch::{Batch, Entry};
 use crate::epoch::{Epoch, EpochId, Registry};
 use crate::error::{InvalidSetting, Refused};
-use crate::lane::{LaneTx, Order, lane, reached};
+use crate::lane::{LaneTx, Order, advance, distance, lane, reached};
 use crate::outcome::IntoOutcome;
 use crate::ring::boxed;
 use crate::shard::{NONE, Shard, Slab};
@@ -35,6 +35,11 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::thread::JoinHandle;
 use std::time::Duration;
+
+/// Bounds of the settings.
+const MOST_WORKERS: u32 = 4_096;
+const MOST_SHARDS: u32 = 1 << 24;
+const MOST_BATCH: u32 = 4_096;
 
 /// Slots of a lane.
 const LANE: u32 = 8_192;
@@ -52,6 +57,9 @@ const MOST_RUN: u32 = 64;
 const FIRST_GUESS: Duration = Duration::from_micros(10);
 /// The estimate forgets half of what it knows after so much busy time.
 const MEMORY: Duration = Duration::from_millis(4);
+/// A lane that has not moved for so long gives up what its worker has not claimed, if another
+/// worker has nothing to do.
+const STUCK: Duration = Duration::from_micros(300);
 /// Most tied shards of one lane a pass looks at.
 const TIED: usize = 32;
 
@@ -180,6 +188,17 @@ impl Builder {
         self
     }
 
+    /// Whether the settings can be had, without starting anything.
+    ///
+    /// # Errors
+    /// [`InvalidSetting`] names the first that cannot.
+    pub fn check(&self) -> Result<(), InvalidSetting> {
+        within("workers", self.workers, MOST_WORKERS)?;
+        within("shards", self.shards, MOST_SHARDS)?;
+        within("batch", self.batch, MOST_BATCH)?;
+        Ok(())
+    }
+
     /// Starts the workers, with a handler for one record.
     ///
     /// `waker` wakes the thread that will drive the executor.
@@ -206,7 +225,7 @@ impl Builder {
         F: Fn(&Batch<'_, T>) -> R + Send + Sync + 'static,
         R: IntoOutcome + 'static,
     {
-        let most = within("batch", self.batch, 4_096)?;
+        let most = within("batch", self.batch, MOST_BATCH)?;
         self.start(waker, Batches { handler, most, returns: PhantomData })
     }
 
@@ -215,9 +234,9 @@ impl Builder {
         T: Send + 'static,
         P: Process<T>,
     {
-        let workers = within("workers", self.workers, 4_096)?;
-        let shards = within("shards", self.shards, 1 << 24)?;
-        within("batch", self.batch, 4_096)?;
+        self.check()?;
+        let workers = within("workers", self.workers, MOST_WORKERS)?;
+        let shards = within("shards", self.shards, MOST_SHARDS)?;
         let no_memory = |setting| InvalidSetting::new(setting, "no memory for so many");
         let common = Arc::new(Common {
             registry: Registry::new(),
@@ -232,6 +251,7 @@ impl Builder {
             shards: boxed(shards, Shard::new).ok_or_else(|| no_memory("shards"))?,
             ready: VecDeque::new(),
             slab: Slab::new(),
+            recalled: Vec::new(),
             epochs: Vec::new(),
             closing: Vec::new(),
             generation: 0,
@@ -273,8 +293,14 @@ fn within(setting: &'static str, value: usize, most: u32) -> Result<u32, Invalid
 struct Lane<T> {
     tx: LaneTx<Entry<T>>,
     thread: JoinHandle<()>,
+    /// Shard of the entry at each position: the slots themselves may be the worker's.
+    shards: Box<[u32]>,
     /// Shards with waiting records that are tied to this lane.
     tied: VecDeque<u32>,
+    /// How long it has not moved, ns.
+    stuck_ns: f64,
+    /// Recalled: takes nothing until it moves, or its tail would go back and forth.
+    closed: bool,
     /// Busy time and records it was spent on, decaying: their quotient is a record's cost.
     busy_ns: f64,
     busy_records: f64,
@@ -286,10 +312,14 @@ struct Lane<T> {
 
 impl<T> Lane<T> {
     fn new(tx: LaneTx<Entry<T>>, thread: JoinHandle<()>) -> Self {
+        let shards = vec![NONE; tx.length() as usize].into_boxed_slice();
         Lane {
             tx,
             thread,
+            shards,
             tied: VecDeque::new(),
+            stuck_ns: 0.0,
+            closed: false,
             busy_ns: FIRST_GUESS.as_nanos() as f64,
             busy_records: 1.0,
             limit: 0,
@@ -299,7 +329,31 @@ impl<T> Lane<T> {
 
     #[inline(always)]
     fn room(&self) -> u32 {
-        self.limit.saturating_sub(self.tx.pending())
+        if self.closed { 0 } else { self.limit.saturating_sub(self.tx.pending()) }
+    }
+
+    /// Pushes into a lane that has room; returns the position after the entry.
+    #[inline(always)]
+    fn push(&mut self, entry: Entry<T>) -> u32 {
+        let slot = self.tx.end() as usize & (self.shards.len() - 1);
+        self.shards[slot] = entry.shard;
+        let pushed = self.tx.push(entry).is_ok();
+        // The limit is never above the number of slots, and callers look at the room first.
+        debug_assert!(pushed, "a lane with room has a free slot");
+        self.tx.end()
+    }
+
+    /// The position after each entry in a range, and its shard.
+    fn shards_between(&self, (from, to): (u32, u32)) -> impl Iterator<Item = (u32, u32)> {
+        let mask = self.shards.len() - 1;
+        (0..distance(from, to)).map(move |step| {
+            let position = advance(from, step);
+            (advance(position, 1), self.shards[position as usize & mask])
+        })
+    }
+
+    fn is_stuck(&self) -> bool {
+        !self.closed && self.tx.pending() > 0 && self.stuck_ns > STUCK.as_nanos() as f64
     }
 
     fn cost_ns(&self) -> f64 {
@@ -315,9 +369,17 @@ impl<T> Lane<T> {
     #[inline]
     fn refresh(&mut self, elapsed_ns: f64, least: u32) {
         if self.tx.pending() == 0 {
+            self.stuck_ns = 0.0;
+            self.closed = false;
             return;
         }
         let finished = f64::from(self.tx.reclaim());
+        if finished > 0.0 {
+            self.stuck_ns = 0.0;
+            self.closed = false;
+        } else {
+            self.stuck_ns += elapsed_ns;
+        }
         if self.tx.pending() == 0 && elapsed_ns > finished * self.cost_ns() {
             // It ran dry at some moment in between: that says nothing unless it was fast.
             return;
@@ -414,6 +476,8 @@ pub struct Executor<T> {
     /// Shards with waiting records and nothing in a lane: they may go anywhere.
     ready: VecDeque<u32>,
     slab: Slab<Entry<T>>,
+    /// Scratch of a recall.
+    recalled: Vec<Entry<T>>,
     epochs: Vec<Option<Slot>>,
     closing: Vec<Closing>,
     generation: u32,
@@ -483,7 +547,7 @@ impl<T: Send + 'static> Executor<T> {
         if !self.ready.is_empty() {
             return 0;
         }
-        if current.tx.pending() < current.spill {
+        if current.tx.pending() < current.spill && !current.closed {
             return current.room().min(PASS);
         }
         self.lanes.iter().fold(0, |sum: u32, lane| sum.saturating_add(lane.room())).min(PASS)
@@ -537,14 +601,14 @@ impl<T: Send + 'static> Executor<T> {
                 lane.tied.push_back(index);
                 return self.wait(entry);
             }
-            shard.position = push(lane, entry);
+            shard.position = lane.push(entry);
             return;
         }
         match self.pick() {
             Some(lane) => {
                 let shard = &mut self.shards[index as usize];
                 shard.lane = lane as u32;
-                shard.position = push(&mut self.lanes[lane], entry);
+                shard.position = self.lanes[lane].push(entry);
             }
             None => {
                 self.ready.push_back(index);
@@ -558,7 +622,7 @@ impl<T: Send + 'static> Executor<T> {
     fn dispatch_free(&mut self, mut entry: Entry<T>) {
         match self.pick() {
             Some(lane) => {
-                push(&mut self.lanes[lane], entry);
+                self.lanes[lane].push(entry);
             }
             None => {
                 // Nobody has room: it waits in a shard like the others, with any of them.
@@ -597,7 +661,7 @@ impl<T: Send + 'static> Executor<T> {
     #[inline]
     fn pick(&mut self) -> Option<usize> {
         let current = &self.lanes[self.current];
-        if current.tx.pending() < current.spill {
+        if current.tx.pending() < current.spill && !current.closed {
             // Little work in it; if its slots are all taken nevertheless, it is worth waiting for.
             return (current.room() > 0).then_some(self.current);
         }
@@ -618,8 +682,14 @@ impl<T: Send + 'static> Executor<T> {
     pub fn pass(&mut self, now: Duration) {
         let elapsed = now.saturating_sub(self.last_pass.unwrap_or(now)).as_nanos() as f64;
         self.last_pass = Some(now);
+        let (mut idle, mut stuck) = (false, false);
         for lane in &mut self.lanes {
             lane.refresh(elapsed, self.least);
+            idle |= lane.tx.pending() == 0;
+            stuck |= lane.is_stuck();
+        }
+        if idle && stuck && self.ready.is_empty() {
+            self.recall_stuck();
         }
         if self.slab.len() > 0 {
             self.serve_waiting();
@@ -628,6 +698,52 @@ impl<T: Send + 'static> Executor<T> {
             self.free_slots();
         }
         self.flush();
+    }
+
+    /// Takes back what lies unclaimed behind records that take long, so that idle workers get it.
+    #[cold]
+    fn recall_stuck(&mut self) {
+        for index in 0..self.lanes.len() {
+            if self.lanes[index].is_stuck() {
+                self.recall(index);
+            }
+        }
+    }
+
+    fn recall(&mut self, index: usize) {
+        let mut recalled = std::mem::take(&mut self.recalled);
+        let lane = &mut self.lanes[index];
+        lane.closed = true;
+        lane.tx.recall(|entry| recalled.push(entry));
+        // Their shards have nothing in the lane any more, ...
+        let claimed = (lane.tx.reclaimed(), lane.tx.end());
+        for entry in recalled.iter().filter(|entry| entry.shard != NONE) {
+            self.shards[entry.shard as usize].position = claimed.0;
+        }
+        // ... unless an older record of theirs is among the claimed.
+        for (position, shard) in lane.shards_between(claimed) {
+            if shard != NONE {
+                self.shards[shard as usize].position = position;
+            }
+        }
+        // The last one came first, and each goes to the front: older than what waits already,
+        // younger than what is claimed.
+        for mut entry in recalled.drain(..) {
+            if entry.shard == NONE {
+                entry.shard = entry.place.index() % self.shards.len() as u32;
+                self.dispatch_waiting(entry);
+                continue;
+            }
+            if let Some(slot) = &mut self.epochs[entry.epoch as usize] {
+                slot.waiting += 1;
+            }
+            let list = &mut self.shards[entry.shard as usize].waiting;
+            if list.is_empty() {
+                self.lanes[index].tied.push_back(entry.shard);
+            }
+            self.slab.push_front(list, entry);
+        }
+        self.recalled = recalled;
     }
 
     fn serve_waiting(&mut self) {
@@ -665,7 +781,7 @@ impl<T: Send + 'static> Executor<T> {
             }
             if !halted {
                 shard.lane = to as u32;
-                shard.position = push(lane, entry);
+                shard.position = lane.push(entry);
             }
         }
         if !shard.waiting.is_empty() {
@@ -788,15 +904,6 @@ impl<T: Send + 'static> Executor<T> {
     pub fn running_workers(&self) -> usize {
         self.lanes.iter().filter(|lane| !lane.thread.is_finished()).count()
     }
-}
-
-/// Pushes into a lane that has room; returns the position after the entry.
-#[inline(always)]
-fn push<T>(lane: &mut Lane<T>, entry: Entry<T>) -> u32 {
-    let pushed = lane.tx.push(entry).is_ok();
-    // The limit is never above the number of slots, and callers look at the room first.
-    debug_assert!(pushed, "a lane with room has a free slot");
-    lane.tx.end()
 }
 
 impl<T> Drop for Executor<T> {

@@ -55,6 +55,12 @@ pub(crate) fn distance(from: u32, to: u32) -> u32 {
     to.wrapping_sub(from) & POSITION
 }
 
+/// The position `step` entries after `position`.
+#[inline(always)]
+pub(crate) fn advance(position: u32, step: u32) -> u32 {
+    position.wrapping_add(step) & POSITION
+}
+
 /// Whether a position counter has reached `position`. Right while the two are less than 2^30
 /// apart; a much older position can at worst look as if it were not reached.
 #[inline(always)]
@@ -100,7 +106,7 @@ impl<E> Drop for Shared<E> {
             // SAFETY: both halves are gone, so nobody else has access, and `left_from..left_to` is
             // what was pushed and never reclaimed. Tested by `what_is_left_is_dropped_once`.
             self.slot(position).with_mut(|slot| unsafe { (*slot).assume_init_drop() });
-            position = position.wrapping_add(1) & POSITION;
+            position = advance(position, 1);
         }
     }
 }
@@ -190,7 +196,7 @@ impl<E> LaneTx<E> {
             // `lane_hand_over` (loom).
             unsafe { (*slot).write(entry) };
         });
-        self.staged = self.staged.wrapping_add(1) & POSITION;
+        self.staged = advance(self.staged, 1);
         Ok(())
     }
 
@@ -234,13 +240,53 @@ impl<E> LaneTx<E> {
         while self.reclaimed != done {
             let position = self.reclaimed;
             // First, so that a panic in the destructor cannot lead to a second drop.
-            self.reclaimed = position.wrapping_add(1) & POSITION;
+            self.reclaimed = advance(position, 1);
             self.shared.slot(position).with_mut(|slot| {
                 // SAFETY: the slot lay in `reclaimed..done`: it was written by `push`, the worker
                 // has let go of it, and `reclaimed` has moved on, so this is the only drop.
                 // Tested by `lane_hand_over` (loom) and `what_is_left_is_dropped_once`.
                 unsafe { (*slot).assume_init_drop() };
             });
+        }
+        count
+    }
+
+    /// Takes back every entry that the worker has not claimed, **last one first**, passing each to
+    /// `take`. Returns how many there were.
+    ///
+    /// Recall and claim decide on one word: an entry is either claimed or recalled, never both.
+    pub fn recall(&mut self, mut take: impl FnMut(E)) -> u32 {
+        // Relaxed: the exchange decides.
+        let mut word = self.shared.word.load(Ordering::Relaxed);
+        let claim = loop {
+            let claim = claim_of(word);
+            // `end` := `claim`; the lower half stays.
+            let next = (u64::from(claim) << END_SHIFT) | (word & u64::from(u32::MAX));
+            // AcqRel: stays in the release sequence of `flush`; a worker that later claims at the
+            // same numbers acquires the flush that refilled the slots.
+            match self.shared.word.compare_exchange_weak(
+                word,
+                next,
+                Ordering::AcqRel,
+                Ordering::Relaxed,
+            ) {
+                Ok(_) => break claim,
+                Err(newer) => word = newer,
+            }
+        };
+        let count = distance(claim, self.staged);
+        self.published = claim;
+        while self.staged != claim {
+            // First, so that a panic in `take` cannot lead to a second read.
+            self.staged = self.staged.wrapping_sub(1) & POSITION;
+            let entry = self.shared.slot(self.staged).with_mut(|slot| {
+                // SAFETY: the slot lies in `claim..staged` and `end` is `claim` now, so it is
+                // outside `reclaimed..end`: the dispatcher's. It was written by `push` and
+                // `staged` has moved below it, so this is the only read. Tested by
+                // `lane_recall` (loom) and `what_was_recalled_comes_back_once`.
+                unsafe { (*slot).assume_init_read() }
+            });
+            take(entry);
         }
         count
     }
@@ -301,7 +347,7 @@ impl<E> LaneRx<E> {
             // Relaxed: a hint.
             let run = shared.run.load(Ordering::Relaxed).max(least);
             let count = available.min(run).min(to_wrap).max(1);
-            let to = from.wrapping_add(count) & POSITION;
+            let to = advance(from, count);
             // Awake, in any case.
             let next = (word >> END_SHIFT << END_SHIFT) | u64::from(to);
             // AcqRel: Acquire pairs with the Release of `flush`; the entries are written.
@@ -407,7 +453,7 @@ impl<E> Run<'_, E> {
 impl<E> Drop for Run<'_, E> {
     #[inline]
     fn drop(&mut self) {
-        let done = self.from.wrapping_add(self.count) & POSITION;
+        let done = advance(self.from, self.count);
         let order = match self.lane.order {
             #[cfg(loom)]
             Order::WeakDone => Ordering::Relaxed,
@@ -470,6 +516,27 @@ mod tests {
         let word = (u64::from(u32::MAX) << END_SHIFT) | u64::from(POSITION);
         assert_eq!(available(word), 0);
         assert_eq!(available(word.wrapping_add(3 << END_SHIFT)), 3);
+    }
+
+    #[test]
+    fn what_was_recalled_comes_back_once() {
+        let (mut tx, mut rx) = pair::<Rc<u32>>(8);
+        let values: Vec<_> = (0..6).map(Rc::new).collect();
+        for round in 0..1_000 {
+            values.iter().for_each(|value| tx.push(Rc::clone(value)).unwrap());
+            if round % 2 == 0 {
+                tx.flush();
+            }
+            tx.set_run(2);
+            let claimed = rx.claim(1).map_or(0, |run| run.len());
+            let mut back = Vec::new();
+            assert_eq!(tx.recall(|value| back.push(*value)), 6 - claimed);
+            assert!(back.iter().copied().eq((claimed..6).rev()), "{back:?}");
+            assert_eq!(tx.pending(), claimed);
+            assert!(rx.claim(1).is_none());
+            tx.reclaim();
+            assert!(values.iter().all(|value| Rc::strong_count(value) == 1));
+        }
     }
 
     #[test]

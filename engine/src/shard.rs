@@ -63,25 +63,37 @@ impl<E> Slab<E> {
         self.waiting
     }
 
-    pub(crate) fn push(&mut self, list: &mut List, entry: E) {
-        let node = Node { entry: Some(entry), next: NONE };
-        let index = if self.free == NONE {
+    fn node(&mut self, entry: E, next: u32) -> u32 {
+        self.waiting += 1;
+        let node = Node { entry: Some(entry), next };
+        if self.free == NONE {
             self.nodes.push(node);
-            // The windows hold fewer than 2^32 records in all: their places are `u32`s.
-            (self.nodes.len() - 1) as u32
-        } else {
-            let index = self.free;
-            self.free = self.nodes[index as usize].next;
-            self.nodes[index as usize] = node;
-            index
-        };
+            // Records that wait are held in memory: there are fewer than 2^32.
+            return (self.nodes.len() - 1) as u32;
+        }
+        let index = self.free;
+        self.free = self.nodes[index as usize].next;
+        self.nodes[index as usize] = node;
+        index
+    }
+
+    pub(crate) fn push(&mut self, list: &mut List, entry: E) {
+        let index = self.node(entry, NONE);
         if list.is_empty() {
             list.head = index;
         } else {
             self.nodes[list.tail as usize].next = index;
         }
         list.tail = index;
-        self.waiting += 1;
+    }
+
+    /// Puts an entry before all others: it is older than they are.
+    pub(crate) fn push_front(&mut self, list: &mut List, entry: E) {
+        let index = self.node(entry, list.head);
+        if list.is_empty() {
+            list.tail = index;
+        }
+        list.head = index;
     }
 
     pub(crate) fn pop(&mut self, list: &mut List) -> Option<E> {
@@ -102,6 +114,18 @@ impl<E> Slab<E> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_put_in_front_comes_first() {
+        let mut slab = Slab::new();
+        let mut list = Shard::new().waiting;
+        slab.push_front(&mut list, 2);
+        slab.push(&mut list, 3);
+        slab.push_front(&mut list, 1);
+        slab.push(&mut list, 4);
+        let taken: Vec<_> = std::iter::from_fn(|| slab.pop(&mut list)).collect();
+        assert_eq!(taken, [1, 2, 3, 4]);
+    }
 
     #[test]
     fn lists_are_fifo_and_nodes_are_used_again() {

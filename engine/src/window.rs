@@ -94,6 +94,7 @@ impl Shared {
             // Relaxed: written under the lock we hold.
             watermark: self.watermark.load(Ordering::Relaxed),
             advanced: cursor.sequence - begun,
+            passed: cursor.sequence,
             unfinished: admitted - cursor.sequence,
             failed,
         }
@@ -131,6 +132,8 @@ pub struct Progress {
     pub watermark: i64,
     /// Records passed by this scan.
     pub advanced: u64,
+    /// Records passed since the epoch began.
+    pub passed: u64,
     /// Admitted records at or above the watermark, finished or not.
     pub unfinished: u64,
     /// Offset of the record that holds the watermark because it ended without success (its ticket

@@ -405,3 +405,81 @@ fn settings_are_checked_when_built() {
         assert!(error.contains(&format!("`{setting}`")), "{error}");
     }
 }
+
+#[test]
+fn what_lies_behind_a_hanging_record_is_given_to_others() {
+    for keys in [1_u64, 40] {
+        let waiter = Waiter::new();
+        let gate = Arc::new(AtomicBool::new(false));
+        let checker = Checker::new(50);
+        let mut executor = Executor::builder()
+            .workers(2)
+            .shards(8)
+            .each(waiter.waker(), {
+                let (gate, checker) = (Arc::clone(&gate), Arc::clone(&checker));
+                move |record: &Record| {
+                    checker.handle(record, || {
+                        while record.key == 49 && !gate.load(Ordering::Acquire) {
+                            std::thread::sleep(Duration::from_millis(1));
+                        }
+                    });
+                }
+            })
+            .unwrap();
+        let epoch = executor.open(0, 1_000).unwrap();
+        let began = Instant::now();
+        // Into one lane, before anything is known: the hanging one first, its shard's others and
+        // free records behind it.
+        let hanging = Record { key: 49, sequence: 0 };
+        executor.offer(epoch, 0, Route::Ordered(hash(49)), hanging).unwrap();
+        let mut sequences = [0; 50];
+        let mut behind = 0;
+        for offset in 1..300 {
+            let key = (offset as u64 % keys) as u32;
+            let record = Record { key, sequence: sequences[key as usize] };
+            sequences[key as usize] += 1;
+            behind += u64::from(hash(key) >> 61 == hash(49) >> 61);
+            executor.offer(epoch, offset, Route::Ordered(hash(key)), record).unwrap();
+        }
+        // Eight shards: the high three bits choose. Those of the hanging one's shard must wait.
+        while checker.handled.load(Ordering::Relaxed) < 299 - behind {
+            executor.pass(began.elapsed());
+            assert!(began.elapsed() < Duration::from_secs(10), "the rest is held hostage");
+            waiter.wait(Duration::from_micros(150), || false);
+        }
+        std::thread::sleep(Duration::from_millis(5));
+        executor.pass(began.elapsed());
+        assert_eq!(checker.handled.load(Ordering::Relaxed), 299 - behind);
+        gate.store(true, Ordering::Release);
+        settle(&mut executor, &waiter);
+        assert_eq!(executor.progress(epoch).unwrap().watermark, 300);
+        assert_eq!(checker.faults.load(Ordering::Relaxed), 0);
+    }
+}
+
+#[test]
+fn random_hangs_and_recalls_keep_the_order() {
+    for seed in 0..6 {
+        let checker = Checker::new(100);
+        let waiter = Waiter::new();
+        let mut executor = Executor::builder()
+            .workers(4)
+            .shards(32)
+            .each(waiter.waker(), {
+                let checker = Arc::clone(&checker);
+                move |record: &Record| {
+                    checker.handle(record, || {
+                        // Most are free, a few take long enough to be recalled behind.
+                        let pick = hash(record.key ^ record.sequence << 8 ^ seed) >> 54;
+                        if pick < 4 {
+                            std::thread::sleep(Duration::from_millis(1 + pick));
+                        }
+                    });
+                }
+            })
+            .unwrap();
+        drive(&mut executor, &waiter, 100, 20_000, 1);
+        assert_eq!(checker.faults.load(Ordering::Relaxed), 0, "seed {seed}");
+        assert_eq!(checker.handled.load(Ordering::Relaxed), 20_000);
+    }
+}

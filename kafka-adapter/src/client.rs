@@ -1,0 +1,108 @@
+//! The narrow waist between the consumer's logic and the outside world: a client, a clock, a way to
+//! sleep. `native` implements it over librdkafka; tests implement it by script. The poller,
+//! the assignment and the committer are the same code over both.
+
+use crate::error::Error;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A partition of a topic.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct TopicPartition {
+    pub(crate) topic: Arc<str>,
+    pub(crate) partition: i32,
+}
+
+impl fmt::Display for TopicPartition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.topic, self.partition)
+    }
+}
+
+/// Names the intake of one attached partition.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Source(pub(crate) usize);
+
+/// What became of one partition of a commit request.
+#[derive(Debug, Clone)]
+pub(crate) struct CommitResult {
+    pub(crate) partition: TopicPartition,
+    pub(crate) offset: i64,
+    pub(crate) outcome: Result<(), Refusal>,
+}
+
+/// Why a commit was refused.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Refusal {
+    pub(crate) reason: String,
+    /// Trying again cannot help (authorisation, fencing).
+    pub(crate) fatal: bool,
+}
+
+/// What the client has to say. A rebalance waits until it is confirmed.
+#[derive(Debug)]
+pub(crate) enum Event {
+    Assign(Vec<TopicPartition>),
+    Revoke { partitions: Vec<TopicPartition>, lost: bool },
+    /// The answer to the one commit in flight.
+    CommitDone(Vec<CommitResult>),
+    Warning(String),
+    Fatal(Error),
+}
+
+/// A record as the poller needs it.
+pub(crate) trait Intake: Send + 'static {
+    fn offset(&self) -> i64;
+    fn key(&self) -> Option<&[u8]>;
+}
+
+/// A Kafka client, seen by its one owner, the poller. No method but `wait` and `close` blocks.
+pub(crate) trait Client {
+    type Record: Intake;
+
+    /// Time since a fixed moment.
+    fn now(&self) -> Duration;
+
+    /// Sleeps until something happens, or `limit` has passed. `ready` is asked once more after the
+    /// sleep was announced.
+    fn wait(&self, limit: Duration, ready: &mut dyn FnMut() -> bool);
+
+    /// Whether [`events`](Self::events) may have something.
+    fn has_events(&self) -> bool;
+
+    /// Serves the client and moves what it reports into `out`.
+    fn events(&mut self, out: &mut Vec<Event>);
+
+    /// Prepares the intake of a partition that is about to be assigned.
+    fn attach(&mut self, partition: &TopicPartition) -> Result<Source, Error>;
+
+    /// Ends the intake of a partition; what was prefetched is gone.
+    fn detach(&mut self, source: Source);
+
+    /// Completes an [`Event::Assign`].
+    fn confirm_assign(&mut self, partitions: &[TopicPartition]) -> Result<(), Error>;
+
+    /// Completes an [`Event::Revoke`].
+    fn confirm_revoke(&mut self, partitions: &[TopicPartition]) -> Result<(), Error>;
+
+    /// Whether [`fetch`](Self::fetch) may find records.
+    fn is_ready(&self, source: Source) -> bool;
+
+    /// Takes all partitions for ready once, against a lost signal.
+    fn assume_ready(&mut self);
+
+    /// Moves at most `most` prefetched records into `out`, in offset order.
+    fn fetch(
+        &mut self,
+        source: Source,
+        most: usize,
+        out: &mut Vec<Self::Record>,
+    ) -> Result<(), Error>;
+
+    /// Sends offsets; the answer comes as [`Event::CommitDone`]. One at a time.
+    fn commit(&mut self, offsets: &[(TopicPartition, i64)]) -> Result<(), Error>;
+
+    /// Leaves the group and ends the client. Blocks for at most `limit`; whether it was enough.
+    fn close(self, limit: Duration) -> bool;
+}
