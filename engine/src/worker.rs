@@ -214,10 +214,9 @@ pub(crate) fn work<T, P: Process<T>>(
             }
             continue;
         }
-        if look_for_work(&lane, spin) || !lane.doze() {
-            continue;
-        }
-        while lane.is_empty() && !lane.stopped() {
+        if !look_for_work(&lane, spin) && lane.doze() {
+            // Once only: the flush that wakes us takes the sleep's announcement back, and what it
+            // brought may be recalled before we run. Then the sleep must be announced again.
             std::thread::park();
         }
     }

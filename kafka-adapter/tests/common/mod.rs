@@ -13,15 +13,15 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// Long enough for a slow machine, short enough to see a hang.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// librdkafka's mock cluster, in this process.
-pub struct Mock {
+pub(crate) struct Mock {
     producer: BaseProducer,
 }
 
 impl Mock {
-    pub fn start() -> Self {
+    pub(crate) fn start() -> Self {
         let producer: BaseProducer = ClientConfig::new()
             .set("test.mock.num.brokers", "1")
             .set("linger.ms", "1")
@@ -31,20 +31,20 @@ impl Mock {
         Mock { producer }
     }
 
-    pub fn cluster(&self) -> rdkafka::mocking::MockCluster<'_, DefaultProducerContext> {
+    pub(crate) fn cluster(&self) -> rdkafka::mocking::MockCluster<'_, DefaultProducerContext> {
         self.producer.client().mock_cluster().unwrap()
     }
 
-    pub fn brokers(&self) -> String {
+    pub(crate) fn brokers(&self) -> String {
         self.cluster().bootstrap_servers()
     }
 
-    pub fn topic(&self, name: &str, partitions: i32) {
+    pub(crate) fn topic(&self, name: &str, partitions: i32) {
         self.cluster().create_topic(name, partitions, 1).unwrap();
     }
 
     /// Sends one record and does not wait.
-    pub fn send(&self, topic: &str, partition: i32, key: Option<&[u8]>, value: Option<&[u8]>) {
+    pub(crate) fn send(&self, topic: &str, partition: i32, key: Option<&[u8]>, value: Option<&[u8]>) {
         let mut record = BaseRecord::<[u8], [u8]>::to(topic).partition(partition);
         if let Some(key) = key {
             record = record.key(key);
@@ -56,13 +56,13 @@ impl Mock {
     }
 
     /// Waits until everything sent is stored.
-    pub fn flush(&self) {
+    pub(crate) fn flush(&self) {
         self.producer.flush(PATIENCE).unwrap();
     }
 
     /// `count` records into each partition: keys `k0`, `k1`, ... in turn, the value says which of
     /// its key it is.
-    pub fn fill(&self, topic: &str, partitions: i32, count: u64, keys: u64) {
+    pub(crate) fn fill(&self, topic: &str, partitions: i32, count: u64, keys: u64) {
         for sequence in 0..count {
             for partition in 0..partitions {
                 let key = format!("k{}", sequence % keys);
@@ -73,17 +73,17 @@ impl Mock {
         self.flush();
     }
 
-    pub fn committed(&self, group: &str, topic: &str, partition: i32) -> Option<i64> {
+    pub(crate) fn committed(&self, group: &str, topic: &str, partition: i32) -> Option<i64> {
         committed(&self.brokers(), group, topic, partition)
     }
 
     /// A consumer of this cluster with settings that suit tests.
-    pub fn consumer(&self, group: &str, topic: &str) -> ConsumerBuilder {
+    pub(crate) fn consumer(&self, group: &str, topic: &str) -> ConsumerBuilder {
         consumer(&self.brokers(), group, topic)
     }
 }
 
-pub fn consumer(brokers: &str, group: &str, topic: &str) -> ConsumerBuilder {
+pub(crate) fn consumer(brokers: &str, group: &str, topic: &str) -> ConsumerBuilder {
     Consumer::builder()
         .brokers(brokers)
         .group(group)
@@ -96,7 +96,7 @@ pub fn consumer(brokers: &str, group: &str, topic: &str) -> ConsumerBuilder {
 }
 
 /// What the broker has stored.
-pub fn committed(brokers: &str, group: &str, topic: &str, partition: i32) -> Option<i64> {
+pub(crate) fn committed(brokers: &str, group: &str, topic: &str, partition: i32) -> Option<i64> {
     let reader: BaseConsumer = ClientConfig::new()
         .set("bootstrap.servers", brokers)
         .set("group.id", group)
@@ -113,7 +113,7 @@ pub fn committed(brokers: &str, group: &str, topic: &str, partition: i32) -> Opt
 }
 
 /// Waits until `holds`, or panics with `what`.
-pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+pub(crate) fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     let began = Instant::now();
     while !holds() {
         assert!(began.elapsed() < PATIENCE, "{what}: not within {PATIENCE:?}");
@@ -123,7 +123,7 @@ pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
 
 /// What the handlers of one or several consumers saw.
 #[derive(Debug, Default)]
-pub struct Seen {
+pub(crate) struct Seen {
     /// Per partition: offsets in the order their handlers ended.
     offsets: Mutex<BTreeMap<i32, Vec<i64>>>,
     /// Per partition and key: offsets in the order their handlers began.
@@ -134,12 +134,12 @@ pub struct Seen {
 }
 
 impl Seen {
-    pub fn new() -> Arc<Self> {
+    pub(crate) fn new() -> Arc<Self> {
         Arc::default()
     }
 
     /// To be called by a handler, with its work.
-    pub fn handle(&self, record: &Record, work: impl FnOnce()) {
+    pub(crate) fn handle(&self, record: &Record, work: impl FnOnce()) {
         let key = record.key().map(|key| (record.partition(), key.to_vec()));
         if let Some(key) = &key {
             if !self.running.lock().insert(key.clone()) {
@@ -168,56 +168,56 @@ impl Seen {
     }
 
     /// Records handled, repeats counted.
-    pub fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         self.offsets.lock().values().map(Vec::len).sum()
     }
 
     /// Distinct offsets of a partition, ascending.
-    pub fn distinct(&self, partition: i32) -> Vec<i64> {
+    pub(crate) fn distinct(&self, partition: i32) -> Vec<i64> {
         let mut offsets = self.offsets.lock().get(&partition).cloned().unwrap_or_default();
         offsets.sort_unstable();
         offsets.dedup();
         offsets
     }
 
-    pub fn total_distinct(&self, partitions: i32) -> usize {
+    pub(crate) fn total_distinct(&self, partitions: i32) -> usize {
         (0..partitions).map(|partition| self.distinct(partition).len()).sum()
     }
 
     /// Nothing of order was violated, and each partition has exactly the offsets `0..count`.
-    pub fn assert_complete(&self, partitions: i32, count: i64) {
+    pub(crate) fn assert_complete(&self, partitions: i32, count: i64) {
         assert_eq!(*self.faults.lock(), Vec::<String>::new());
         for partition in 0..partitions {
             assert_eq!(self.distinct(partition), (0..count).collect::<Vec<_>>(), "{partition}");
         }
     }
 
-    pub fn assert_no_fault(&self) {
+    pub(crate) fn assert_no_fault(&self) {
         assert_eq!(*self.faults.lock(), Vec::<String>::new());
     }
 }
 
 /// A consumer running on a thread of its own; stopped and joined when asked.
-pub struct Running {
-    pub handle: Handle,
+pub(crate) struct Running {
+    pub(crate) handle: Handle,
     thread: Option<JoinHandle<Result<Report, plimsoll_kafka::Error>>>,
 }
 
 impl Running {
-    pub fn start(builder: ConsumerBuilder) -> Self {
+    pub(crate) fn start(builder: ConsumerBuilder) -> Self {
         let consumer = builder.build().unwrap();
         let handle = consumer.handle();
         Running { handle, thread: Some(std::thread::spawn(move || consumer.run())) }
     }
 
     /// Waits for the end without asking for it.
-    pub fn join(mut self) -> Result<Report, plimsoll_kafka::Error> {
+    pub(crate) fn join(mut self) -> Result<Report, plimsoll_kafka::Error> {
         let thread = self.thread.take().unwrap();
         wait_until("the end of the consumer", || thread.is_finished());
         thread.join().unwrap()
     }
 
-    pub fn stop(self) -> Result<Report, plimsoll_kafka::Error> {
+    pub(crate) fn stop(self) -> Result<Report, plimsoll_kafka::Error> {
         self.handle.stop();
         self.join()
     }
@@ -232,7 +232,7 @@ impl Drop for Running {
 }
 
 /// A log of events, and the closure that fills it.
-pub fn event_log() -> (Arc<Mutex<Vec<Event>>>, impl Fn(&Event) + Send + Sync + 'static) {
+pub(crate) fn event_log() -> (Arc<Mutex<Vec<Event>>>, impl Fn(&Event) + Send + Sync + 'static) {
     let log = Arc::new(Mutex::new(Vec::new()));
     let filled = Arc::clone(&log);
     (log, move |event: &Event| filled.lock().push(event.clone()))
