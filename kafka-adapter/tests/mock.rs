@@ -271,7 +271,6 @@ fn b18_refused_commits_are_sent_again() {
         wait_until("the commit", || mock.committed("g", "t", 0) == Some(1_000));
         running.stop().unwrap();
         seen.assert_complete(1, 1_000);
-        assert_eq!(seen.count(), 1_000);
         let log = log.lock();
         let failed = log.iter().filter(|event| matches!(event, Event::CommitFailed { .. })).count();
         // librdkafka itself tries NOT_COORDINATOR again.
