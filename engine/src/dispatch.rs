@@ -19,9 +19,9 @@
 //! lane has room ([`Executor::demand`]), so what cannot run yet stays with its source.
 
 use crate::batch::{Batch, Entry};
-use crate::epoch::{Epoch, EpochId, Registry};
+use crate::epoch::{EpochId, Registry};
 use crate::error::{InvalidSetting, Refused};
-use crate::lane::{LaneTx, Order, advance, distance, lane, reached};
+use crate::lane::{LaneTx, Order, POSITION, advance, distance, lane, reached};
 use crate::outcome::IntoOutcome;
 use crate::ring::boxed;
 use crate::shard::{NONE, Shard, Slab};
@@ -294,7 +294,7 @@ struct Lane<T> {
     tx: LaneTx<Entry<T>>,
     thread: JoinHandle<()>,
     /// Shard of the entry at each position: the slots themselves may be the worker's.
-    shards: Box<[u32]>,
+    shards: Box<[u32; LANE as usize]>,
     /// Shards with waiting records that are tied to this lane.
     tied: VecDeque<u32>,
     /// How long it has not moved, ns.
@@ -304,39 +304,35 @@ struct Lane<T> {
     /// Busy time and records it was spent on, decaying: their quotient is a record's cost.
     busy_ns: f64,
     busy_records: f64,
-    /// Most pending records.
+    /// Most pending records; 0 while closed.
     limit: u32,
-    /// Pending records above which new ones should go elsewhere.
-    spill: u32,
+    /// Pending records from which on others are considered; at most `limit`.
+    easy: u32,
+    /// As `easy`, but not bounded by the limit: below it a lane without room is waited for.
+    patience: u32,
 }
 
 impl<T> Lane<T> {
     fn new(tx: LaneTx<Entry<T>>, thread: JoinHandle<()>) -> Self {
-        let shards = vec![NONE; tx.length() as usize].into_boxed_slice();
         Lane {
             tx,
             thread,
-            shards,
+            shards: Box::new([NONE; LANE as usize]),
             tied: VecDeque::new(),
             stuck_ns: 0.0,
             closed: false,
             busy_ns: FIRST_GUESS.as_nanos() as f64,
             busy_records: 1.0,
             limit: 0,
-            spill: 0,
+            easy: 0,
+            patience: 0,
         }
-    }
-
-    #[inline(always)]
-    fn room(&self) -> u32 {
-        if self.closed { 0 } else { self.limit.saturating_sub(self.tx.pending()) }
     }
 
     /// Pushes into a lane that has room; returns the position after the entry.
     #[inline(always)]
-    fn push(&mut self, entry: Entry<T>) -> u32 {
-        let slot = self.tx.end() as usize & (self.shards.len() - 1);
-        self.shards[slot] = entry.shard;
+    fn push(&mut self, shard: u32, entry: Entry<T>) -> u32 {
+        self.shards[self.tx.end() as usize % LANE as usize] = shard;
         let pushed = self.tx.push(entry).is_ok();
         // The limit is never above the number of slots, and callers look at the room first.
         debug_assert!(pushed, "a lane with room has a free slot");
@@ -344,12 +340,33 @@ impl<T> Lane<T> {
     }
 
     /// The position after each entry in a range, and its shard.
-    fn shards_between(&self, (from, to): (u32, u32)) -> impl Iterator<Item = (u32, u32)> {
-        let mask = self.shards.len() - 1;
+    fn shards_between(&self, from: u32, to: u32) -> impl Iterator<Item = (u32, u32)> {
         (0..distance(from, to)).map(move |step| {
             let position = advance(from, step);
-            (advance(position, 1), self.shards[position as usize & mask])
+            (advance(position, 1), self.shard_at(position))
         })
+    }
+
+    /// The shard of the entry at a position.
+    fn shard_at(&self, position: u32) -> u32 {
+        self.shards[position as usize % LANE as usize]
+    }
+
+    /// Records it has room for.
+    #[inline(always)]
+    fn room(&self) -> u32 {
+        self.limit.saturating_sub(self.tx.pending())
+    }
+
+    /// Whether it should be filled further, or waited for, before another lane is considered.
+    #[inline(always)]
+    fn is_preferred(&self) -> bool {
+        self.tx.pending() < self.patience
+    }
+
+    fn close(&mut self) {
+        self.closed = true;
+        (self.limit, self.easy, self.patience) = (0, 0, 0);
     }
 
     fn is_stuck(&self) -> bool {
@@ -368,19 +385,26 @@ impl<T> Lane<T> {
     /// Takes back what the worker has finished in the `elapsed` time since the last look.
     #[inline]
     fn refresh(&mut self, elapsed_ns: f64, least: u32) {
-        if self.tx.pending() == 0 {
+        let before = self.tx.pending();
+        if before > 0 {
+            let finished = self.tx.reclaim();
+            self.learn(elapsed_ns, before, f64::from(finished));
+        } else {
             self.stuck_ns = 0.0;
             self.closed = false;
-            return;
         }
-        let finished = f64::from(self.tx.reclaim());
+        self.set_limits(least);
+    }
+
+    /// Learns from what was `finished` of the `before` records in the elapsed time.
+    fn learn(&mut self, elapsed_ns: f64, before: u32, finished: f64) {
         if finished > 0.0 {
             self.stuck_ns = 0.0;
             self.closed = false;
         } else {
             self.stuck_ns += elapsed_ns;
         }
-        if self.tx.pending() == 0 && elapsed_ns > finished * self.cost_ns() {
+        if finished == f64::from(before) && elapsed_ns > finished * self.cost_ns() {
             // It ran dry at some moment in between: that says nothing unless it was fast.
             return;
         }
@@ -390,15 +414,18 @@ impl<T> Lane<T> {
             self.busy_ns /= 2.0;
             self.busy_records /= 2.0;
         }
-        self.set_limits(least);
     }
 
     fn set_limits(&mut self, least: u32) {
         let cost = self.cost_ns();
         // Casts saturate.
         let records = |time: Duration| (time.as_nanos() as f64 / cost) as u32;
-        self.limit = records(DEPTH).clamp((2 * least).max(3), self.tx.length());
-        self.spill = records(SPILL).max(1);
+        self.limit = records(DEPTH).clamp((2 * least).max(3), LANE);
+        self.patience = records(SPILL).max(1);
+        if self.closed {
+            (self.limit, self.patience) = (0, 0);
+        }
+        self.easy = self.limit.min(self.patience);
         self.tx.set_run(records(RUN).clamp(1, MOST_RUN));
     }
 
@@ -413,12 +440,12 @@ impl<T> Lane<T> {
 #[derive(Debug)]
 struct Slot {
     generation: u32,
+    /// The generation while it takes records, 0 afterwards.
+    accepts: u32,
     window: Window,
     watermark: Watermark,
-    epoch: Arc<Epoch>,
     /// Records of it in shard lists.
     waiting: u32,
-    open: bool,
     /// Fenced and forgotten; the slot stays until no entry names it.
     closed: bool,
 }
@@ -433,7 +460,7 @@ impl Slot {
 /// A closed epoch whose slot may still be named by entries in lanes.
 #[derive(Debug)]
 struct Closing {
-    slot: u32,
+    slot: u16,
     /// Ends of all lanes when it was closed; lists are counted in the slot.
     ends: Vec<u32>,
 }
@@ -498,38 +525,49 @@ impl<T: Send + 'static> Executor<T> {
     /// `capacity` may be admitted and not yet passed by the watermark.
     ///
     /// # Errors
-    /// As [`Window::open`].
+    /// As [`Window::open`]; and when 65,536 epochs are open or being closed.
     pub fn open(&mut self, start: i64, capacity: u32) -> Result<EpochId, InvalidSetting> {
         let window = Window::open(start, capacity)?;
-        let epoch = Arc::new(Epoch::new(Arc::clone(window.shared())));
         let watermark = window.watermark();
-        self.generation = self.generation.wrapping_add(1);
+        // Never 0.
+        self.generation = self.generation.wrapping_add(1).max(1);
         let generation = self.generation;
-        let free = self.epochs.iter().position(Option::is_none);
-        let slot = free.unwrap_or_else(|| {
+        let free = self.epochs.iter().position(Option::is_none).unwrap_or(self.epochs.len());
+        let slot = u16::try_from(free).map_err(|_| {
+            InvalidSetting::new("epochs", format!("more than {free} are open or being closed"))
+        })?;
+        if free == self.epochs.len() {
             self.epochs.push(None);
-            self.epochs.len() - 1
-        });
-        self.common.registry.set(slot as u32, Some(Arc::clone(&epoch)));
-        let opened = Slot { generation, window, watermark, epoch, waiting: 0, open: true, closed: false };
-        self.epochs[slot] = Some(opened);
-        Ok(EpochId { slot: slot as u32, generation })
+        }
+        self.common.registry.set(slot, Some(Arc::clone(window.shared())));
+        let opened = Slot { generation, accepts: generation, window, watermark, waiting: 0, closed: false };
+        self.epochs[free] = Some(opened);
+        Ok(EpochId { slot, generation })
     }
 
     #[inline]
     fn slot(&self, id: EpochId) -> Option<&Slot> {
-        self.epochs.get(id.slot as usize)?.as_ref().filter(|slot| slot.is(id))
+        self.epochs.get(usize::from(id.slot))?.as_ref().filter(|slot| slot.is(id))
     }
 
     #[inline]
     fn slot_mut(&mut self, id: EpochId) -> Option<&mut Slot> {
-        self.epochs.get_mut(id.slot as usize)?.as_mut().filter(|slot| slot.is(id))
+        self.epochs.get_mut(usize::from(id.slot))?.as_mut().filter(|slot| slot.is(id))
+    }
+
+    /// The slot of an epoch that takes records.
+    #[inline(always)]
+    fn accepting(&mut self, id: EpochId) -> Option<&mut Slot> {
+        match self.epochs.get_mut(usize::from(id.slot)) {
+            Some(Some(slot)) if slot.accepts == id.generation => Some(slot),
+            _ => None,
+        }
     }
 
     /// Records the epoch's window can admit now; 0 for an epoch that is closed. When the window
     /// looks full, the watermark is advanced first.
     pub fn room(&mut self, id: EpochId) -> u32 {
-        let Some(slot) = self.slot_mut(id).filter(|slot| slot.open) else { return 0 };
+        let Some(slot) = self.accepting(id) else { return 0 };
         match slot.window.room() {
             0 => {
                 slot.watermark.advance();
@@ -547,7 +585,7 @@ impl<T: Send + 'static> Executor<T> {
         if !self.ready.is_empty() {
             return 0;
         }
-        if current.tx.pending() < current.spill && !current.closed {
+        if current.is_preferred() {
             return current.room().min(PASS);
         }
         self.lanes.iter().fold(0, |sum: u32, lane| sum.saturating_add(lane.room())).min(PASS)
@@ -558,7 +596,7 @@ impl<T: Send + 'static> Executor<T> {
     ///
     /// # Errors
     /// [`Rejected`] hands the record back and names the limit; nothing has changed.
-    #[inline]
+    #[inline(always)]
     pub fn offer(
         &mut self,
         id: EpochId,
@@ -566,78 +604,78 @@ impl<T: Send + 'static> Executor<T> {
         route: Route,
         payload: T,
     ) -> Result<(), Rejected<T>> {
-        let Some(slot) = self.slot_mut(id).filter(|slot| slot.open) else {
+        let Some(slot) = self.accepting(id) else {
             return Err(Rejected { payload, refused: Refused::Closed });
         };
         let place = match slot.window.admit_place(offset) {
             Ok(place) => place,
             Err(refused) => return Err(Rejected { payload, refused }),
         };
+        let entry = Entry::new(payload, &place, id.slot);
         match route {
             Route::Ordered(hash) => {
                 // The high half, scaled: any number of shards, no division.
-                let shard = (((hash >> 32) * self.shards.len() as u64) >> 32) as u32;
-                self.dispatch(Entry { payload, place, epoch: id.slot, shard });
+                let index = (((hash >> 32) * self.shards.len() as u64) >> 32) as u32;
+                let shard = &mut self.shards[index as usize];
+                let lane = &mut self.lanes[self.current];
+                // Whether or not its earlier records are still in the lane, it may go there. One
+                // test for both cases, because which it is nobody can predict.
+                if shard.lane == self.current as u32
+                    && shard.waiting.is_empty()
+                    && lane.tx.pending() < lane.easy
+                {
+                    shard.position = lane.push(index, entry);
+                } else {
+                    self.dispatch(index, entry);
+                }
             }
-            Route::Free => {
-                self.dispatch_free(Entry { payload, place, epoch: id.slot, shard: NONE });
-            }
+            Route::Free => self.dispatch_free(entry),
         }
         Ok(())
     }
 
-    #[inline]
-    fn dispatch(&mut self, entry: Entry<T>) {
-        let index = entry.shard;
+    fn dispatch(&mut self, index: u32, entry: Entry<T>) {
         let shard = &mut self.shards[index as usize];
-        if !shard.waiting.is_empty() {
-            return self.wait(entry);
-        }
-        if let Some(lane) = self.lanes.get_mut(shard.lane as usize)
-            && !reached(lane.tx.reclaimed(), shard.position)
-        {
-            // Its earlier records are in this lane, so it must go there too.
-            if lane.room() == 0 {
-                lane.tied.push_back(index);
-                return self.wait(entry);
-            }
-            shard.position = lane.push(entry);
-            return;
-        }
-        match self.pick() {
-            Some(lane) => {
+        if shard.waiting.is_empty() {
+            if let Some(lane) = self.lanes.get_mut(shard.lane as usize)
+                && !reached(lane.tx.reclaimed(), shard.position)
+            {
+                // Its earlier records are in this lane, so it must go there too.
+                if lane.room() > 0 {
+                    shard.position = lane.push(index, entry);
+                    return;
+                }
+            } else if let Some(lane) = self.pick() {
                 let shard = &mut self.shards[index as usize];
                 shard.lane = lane as u32;
-                shard.position = self.lanes[lane].push(entry);
-            }
-            None => {
-                self.ready.push_back(index);
-                self.wait(entry);
+                shard.position = self.lanes[lane].push(index, entry);
+                return;
             }
         }
+        self.wait(index, entry);
     }
 
-    /// A record without an order: to the lane that is picked, else to the one with most room.
+    /// A record without an order: to the lane that is picked; else it waits in some shard's list.
     #[inline]
-    fn dispatch_free(&mut self, mut entry: Entry<T>) {
+    fn dispatch_free(&mut self, entry: Entry<T>) {
         match self.pick() {
             Some(lane) => {
-                self.lanes[lane].push(entry);
+                self.lanes[lane].push(NONE, entry);
             }
-            None => {
-                // Nobody has room: it waits in a shard like the others, with any of them.
-                let spread = entry.place.index() as usize % self.shards.len();
-                entry.shard = spread as u32;
-                self.dispatch_waiting(entry);
-            }
+            None => self.wait_anywhere(entry),
         }
     }
 
-    /// Puts a record into its shard's list, and the shard where it will be found.
+    fn wait_anywhere(&mut self, entry: Entry<T>) {
+        let index = entry.place().index() % self.shards.len() as u32;
+        self.wait(index, entry);
+    }
+
+    /// Puts a record at the end of its shard's list, and the shard where it will be found.
     #[cold]
-    fn dispatch_waiting(&mut self, entry: Entry<T>) {
-        let index = entry.shard;
-        let shard = &self.shards[index as usize];
+    fn wait(&mut self, index: u32, entry: Entry<T>) {
+        self.count_waiting(&entry);
+        let shard = &mut self.shards[index as usize];
         if shard.waiting.is_empty() {
             match self.lanes.get_mut(shard.lane as usize) {
                 Some(lane) if !reached(lane.tx.reclaimed(), shard.position) => {
@@ -646,28 +684,27 @@ impl<T: Send + 'static> Executor<T> {
                 _ => self.ready.push_back(index),
             }
         }
-        self.wait(entry);
+        self.slab.push(&mut shard.waiting, entry);
     }
 
-    fn wait(&mut self, entry: Entry<T>) {
-        if let Some(slot) = &mut self.epochs[entry.epoch as usize] {
+    fn count_waiting(&mut self, entry: &Entry<T>) {
+        if let Some(slot) = &mut self.epochs[usize::from(entry.epoch())] {
             slot.waiting += 1;
         }
-        let list = &mut self.shards[entry.shard as usize].waiting;
-        self.slab.push(list, entry);
     }
 
     /// The lane for a record that may go anywhere; `None` when it should wait.
-    #[inline]
+    #[inline(always)]
     fn pick(&mut self) -> Option<usize> {
         let current = &self.lanes[self.current];
-        if current.tx.pending() < current.spill && !current.closed {
+        if current.is_preferred() {
             // Little work in it; if its slots are all taken nevertheless, it is worth waiting for.
             return (current.room() > 0).then_some(self.current);
         }
         self.spread()
     }
 
+    #[cold]
     fn spread(&mut self) -> Option<usize> {
         let roomy = self.lanes.iter().enumerate().filter(|(_, lane)| lane.room() > 0);
         let least = roomy.min_by(|(_, a), (_, b)| a.backlog_ns().total_cmp(&b.backlog_ns()))?;
@@ -713,33 +750,39 @@ impl<T: Send + 'static> Executor<T> {
     fn recall(&mut self, index: usize) {
         let mut recalled = std::mem::take(&mut self.recalled);
         let lane = &mut self.lanes[index];
-        lane.closed = true;
+        lane.close();
+        let end = lane.tx.end();
         lane.tx.recall(|entry| recalled.push(entry));
+        let (reclaimed, claim) = (lane.tx.reclaimed(), lane.tx.end());
         // Their shards have nothing in the lane any more, ...
-        let claimed = (lane.tx.reclaimed(), lane.tx.end());
-        for entry in recalled.iter().filter(|entry| entry.shard != NONE) {
-            self.shards[entry.shard as usize].position = claimed.0;
+        for (_, shard) in lane.shards_between(claim, end) {
+            if shard != NONE {
+                self.shards[shard as usize].position = reclaimed;
+            }
         }
         // ... unless an older record of theirs is among the claimed.
-        for (position, shard) in lane.shards_between(claimed) {
+        for (position, shard) in lane.shards_between(reclaimed, claim) {
             if shard != NONE {
                 self.shards[shard as usize].position = position;
             }
         }
         // The last one came first, and each goes to the front: older than what waits already,
         // younger than what is claimed.
-        for mut entry in recalled.drain(..) {
-            if entry.shard == NONE {
-                entry.shard = entry.place.index() % self.shards.len() as u32;
-                self.dispatch_waiting(entry);
+        let mut position = end;
+        for entry in recalled.drain(..) {
+            position = advance(position, POSITION);
+            let lane = &mut self.lanes[index];
+            let shard = lane.shard_at(position);
+            if shard == NONE {
+                self.wait_anywhere(entry);
                 continue;
             }
-            if let Some(slot) = &mut self.epochs[entry.epoch as usize] {
-                slot.waiting += 1;
-            }
-            let list = &mut self.shards[entry.shard as usize].waiting;
+            let list = &mut self.shards[shard as usize].waiting;
             if list.is_empty() {
-                self.lanes[index].tied.push_back(entry.shard);
+                lane.tied.push_back(shard);
+            }
+            if let Some(slot) = &mut self.epochs[usize::from(entry.epoch())] {
+                slot.waiting += 1;
             }
             self.slab.push_front(list, entry);
         }
@@ -775,13 +818,13 @@ impl<T: Send + 'static> Executor<T> {
         while lane.room() > 0 {
             let Some(entry) = self.slab.pop(&mut shard.waiting) else { return };
             let mut halted = false;
-            if let Some(slot) = &mut self.epochs[entry.epoch as usize] {
+            if let Some(slot) = &mut self.epochs[usize::from(entry.epoch())] {
                 slot.waiting -= 1;
-                halted = slot.epoch.halted();
+                halted = slot.window.shared().halted();
             }
             if !halted {
                 shard.lane = to as u32;
-                shard.position = lane.push(entry);
+                shard.position = lane.push(index, entry);
             }
         }
         if !shard.waiting.is_empty() {
@@ -829,7 +872,7 @@ impl<T: Send + 'static> Executor<T> {
             // A failure of an epoch that is gone concerns nobody any more. The slot cannot have been
             // given to another epoch: it is freed after the failed entry was taken back, and this
             // queue was filled before that.
-            if let Some(Some(slot)) = self.epochs.get(failed.epoch as usize)
+            if let Some(Some(slot)) = self.epochs.get(usize::from(failed.epoch))
                 && !slot.closed
             {
                 let epoch = EpochId { slot: failed.epoch, generation: slot.generation };
@@ -842,16 +885,17 @@ impl<T: Send + 'static> Executor<T> {
     /// not started. Those that run go on; their completion still counts for
     /// [`progress`](Self::progress) until the epoch is [closed](Self::close).
     pub fn halt(&mut self, id: EpochId) {
-        if let Some(slot) = self.slot_mut(id) {
-            slot.open = false;
-            slot.epoch.halt();
+        let Some(Some(slot)) = self.epochs.get_mut(usize::from(id.slot)) else { return };
+        if slot.is(id) {
+            slot.accepts = 0;
+            self.common.registry.halt(slot.window.shared());
         }
     }
 
     /// Ends intake of an epoch; what is admitted still runs.
     pub fn stop_intake(&mut self, id: EpochId) {
         if let Some(slot) = self.slot_mut(id) {
-            slot.open = false;
+            slot.accepts = 0;
         }
     }
 
@@ -874,7 +918,7 @@ impl<T: Send + 'static> Executor<T> {
     fn free_slots(&mut self) {
         let (lanes, epochs, registry) = (&self.lanes, &mut self.epochs, &self.common.registry);
         self.closing.retain(|closing| {
-            let slot = &mut epochs[closing.slot as usize];
+            let slot = &mut epochs[usize::from(closing.slot)];
             let listed = slot.as_ref().is_some_and(|slot| slot.waiting > 0);
             let in_lane = closing
                 .ends
@@ -886,6 +930,7 @@ impl<T: Send + 'static> Executor<T> {
             }
             *slot = None;
             registry.set(closing.slot, None);
+            registry.forget_halted();
             false
         });
     }
@@ -909,7 +954,7 @@ impl<T: Send + 'static> Executor<T> {
 impl<T> Drop for Executor<T> {
     fn drop(&mut self) {
         for slot in self.epochs.iter().flatten() {
-            slot.epoch.halt();
+            self.common.registry.halt(slot.window.shared());
         }
         for lane in &mut self.lanes {
             lane.flush();

@@ -1,6 +1,6 @@
 //! Epochs as the workers see them: where to mark, and whether to go on.
 
-use crate::sync::{Arc, AtomicBool, AtomicU64, Ordering};
+use crate::sync::{Arc, AtomicU32, AtomicU64, Ordering};
 use crate::window::Shared;
 use parking_lot::RwLock;
 
@@ -8,54 +8,50 @@ use parking_lot::RwLock;
 /// a new epoch with a new id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct EpochId {
-    pub(crate) slot: u32,
+    pub(crate) slot: u16,
     pub(crate) generation: u32,
-}
-
-/// What workers need of an epoch.
-#[derive(Debug)]
-pub(crate) struct Epoch {
-    pub(crate) shared: Arc<Shared>,
-    /// Records that have not been started must not start any more.
-    halted: AtomicBool,
-}
-
-impl Epoch {
-    pub(crate) fn new(shared: Arc<Shared>) -> Self {
-        Epoch { shared, halted: AtomicBool::new(false) }
-    }
-
-    #[inline(always)]
-    pub(crate) fn halted(&self) -> bool {
-        // Relaxed: a worker that halts an epoch sees its own store for the later records of the
-        // same key, which are in the same lane; for other keys any moment is as good.
-        self.halted.load(Ordering::Relaxed)
-    }
-
-    pub(crate) fn halt(&self) {
-        // Relaxed: see `halted`.
-        self.halted.store(true, Ordering::Relaxed);
-    }
 }
 
 /// The epochs by slot, for the workers. Locked when an epoch opens or closes, never per record.
 #[derive(Debug)]
 pub(crate) struct Registry {
     version: AtomicU64,
-    slots: RwLock<Vec<Option<Arc<Epoch>>>>,
+    /// Epochs that are halted and not yet gone: while there is none, no record has to be asked.
+    halted: AtomicU32,
+    slots: RwLock<Vec<Option<Arc<Shared>>>>,
 }
 
 impl Registry {
     pub(crate) fn new() -> Self {
-        Registry { version: AtomicU64::new(0), slots: RwLock::new(Vec::new()) }
+        Registry { version: AtomicU64::new(0), halted: AtomicU32::new(0), slots: RwLock::new(Vec::new()) }
     }
 
-    pub(crate) fn set(&self, slot: u32, epoch: Option<Arc<Epoch>>) {
-        let mut slots = self.slots.write();
-        if slots.len() <= slot as usize {
-            slots.resize(slot as usize + 1, None);
+    /// Halts an epoch: of its records none starts that has not started.
+    pub(crate) fn halt(&self, epoch: &Shared) {
+        if !epoch.halt() {
+            // Relaxed: as the epoch's own flag.
+            self.halted.fetch_add(1, Ordering::Relaxed);
         }
-        slots[slot as usize] = epoch;
+    }
+
+    /// A halted epoch's slot is free.
+    pub(crate) fn forget_halted(&self) {
+        // Relaxed: no entry names the epoch any more.
+        self.halted.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    #[inline]
+    pub(crate) fn any_halted(&self) -> bool {
+        // Relaxed: see `Shared::halted`.
+        self.halted.load(Ordering::Relaxed) > 0
+    }
+
+    pub(crate) fn set(&self, slot: u16, epoch: Option<Arc<Shared>>) {
+        let mut slots = self.slots.write();
+        if slots.len() <= usize::from(slot) {
+            slots.resize(usize::from(slot) + 1, None);
+        }
+        slots[usize::from(slot)] = epoch;
         // Release: pairs with `Cache::refresh`. A slot is filled before an entry that names it is
         // flushed, so a worker that claims the entry sees at least this version.
         self.version.fetch_add(1, Ordering::Release);
@@ -66,7 +62,7 @@ impl Registry {
 #[derive(Debug)]
 pub(crate) struct Cache {
     version: u64,
-    slots: Vec<Option<Arc<Epoch>>>,
+    slots: Vec<Option<Arc<Shared>>>,
 }
 
 impl Cache {
@@ -92,7 +88,7 @@ impl Cache {
     /// The epoch in a slot; `None` only if the entry were older than its epoch's end, which the
     /// dispatcher rules out: it frees a slot after the last entry that names it.
     #[inline(always)]
-    pub(crate) fn get(&self, slot: u32) -> Option<&Epoch> {
-        self.slots.get(slot as usize)?.as_deref()
+    pub(crate) fn get(&self, slot: u16) -> Option<&Shared> {
+        self.slots.get(usize::from(slot))?.as_deref()
     }
 }

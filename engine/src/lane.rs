@@ -35,7 +35,8 @@ use crate::sync::{Arc, AtomicBool, AtomicU32, AtomicU64, Ordering, UnsafeCell};
 use crossbeam_utils::CachePadded;
 use std::mem::MaybeUninit;
 
-const POSITION: u32 = (1 << 31) - 1;
+/// The largest position; adding it steps one back.
+pub(crate) const POSITION: u32 = (1 << 31) - 1;
 const ASLEEP: u64 = 1 << 31;
 const END_SHIFT: u32 = 32;
 
@@ -92,8 +93,11 @@ unsafe impl<E: Send> Send for Shared<E> {}
 impl<E> Shared<E> {
     #[inline(always)]
     fn slot(&self, position: u32) -> &UnsafeCell<MaybeUninit<E>> {
-        // The length is a power of two.
-        &self.slots[position as usize & (self.slots.len() - 1)]
+        let index = position as usize & (self.slots.len() - 1);
+        debug_assert!(index < self.slots.len());
+        // SAFETY: the length is a power of two and so at least 1 (checked by `lane`); a number
+        // masked by it less one is below it. Exercised by every test.
+        unsafe { self.slots.get_unchecked(index) }
     }
 }
 
@@ -126,6 +130,9 @@ pub enum Order {
     /// The worker announces its sleep without looking at `end` again.
     #[cfg(loom)]
     BlindSleep,
+    /// The recall takes back `end` without looking whether the worker has claimed meanwhile.
+    #[cfg(loom)]
+    BlindRecall,
 }
 
 /// Makes a lane of `length` slots (a power of two, at most 2^16).
@@ -262,6 +269,11 @@ impl<E> LaneTx<E> {
             let claim = claim_of(word);
             // `end` := `claim`; the lower half stays.
             let next = (u64::from(claim) << END_SHIFT) | (word & u64::from(u32::MAX));
+            #[cfg(loom)]
+            if self.order == Order::BlindRecall {
+                self.shared.word.store(next, Ordering::Release);
+                break claim;
+            }
             // AcqRel: stays in the release sequence of `flush`; a worker that later claims at the
             // same numbers acquires the flush that refilled the slots.
             match self.shared.word.compare_exchange_weak(
@@ -309,6 +321,12 @@ impl<E> LaneTx<E> {
     pub fn stop(&mut self) {
         // Release: pairs with `LaneRx::stopped`; entries flushed before are seen with it.
         self.shared.stop.store(true, Ordering::Release);
+    }
+
+    /// The broken twin of [`stop`](Self::stop), for the model that must fail.
+    #[cfg(loom)]
+    pub fn stop_weakly(&mut self) {
+        self.shared.stop.store(true, Ordering::Relaxed);
     }
 }
 

@@ -23,9 +23,9 @@ const FAILED: u8 = 1;
 /// lane, and it goes when the record is finished.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Place {
-    index: u32,
+    pub(crate) index: u32,
     /// Never zero, so that an `Option<Place>` is no larger.
-    lap: NonZeroU8,
+    pub(crate) lap: NonZeroU8,
 }
 
 impl Place {
@@ -38,8 +38,16 @@ impl Place {
         self.index
     }
 
+    /// Moves on by `count` places, which must not lead beyond the last slot of the ring.
+    pub(crate) fn skip(&mut self, count: u32, capacity: u32) {
+        if count > 0 {
+            self.index += count - 1;
+            self.step(capacity);
+        }
+    }
+
     /// Returns this place and moves on to the following one in a ring of `capacity` slots.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn step(&mut self, capacity: u32) -> Place {
         let here = Place { index: self.index, lap: self.lap };
         self.index += 1;
@@ -102,18 +110,28 @@ impl Ring {
         self.stamps[place.index as usize].store(place.done() | FAILED, Ordering::Release);
     }
 
+    /// The broken twin of [`mark_failed`](Self::mark_failed), for the model that must fail.
+    #[cfg(loom)]
+    pub(crate) fn mark_failed_weakly(&self, place: &Place) {
+        self.stamps[place.index as usize].store(place.done() | FAILED, Ordering::Relaxed);
+    }
+
+    /// How many records from `place` on are done without a hole, at most `most` and not around the
+    /// end of the ring; and what stopped it: [`Flag::Done`] if nothing did.
     #[inline]
-    pub(crate) fn read(&self, place: &Place) -> Flag {
-        // Acquire: pairs with the Release of `mark`; all effects of the record's handler
-        // happen before anything that is done with the watermark.
-        let stamp = self.stamps[place.index as usize].load(Ordering::Acquire);
-        if stamp == place.done() {
-            Flag::Done
-        } else if stamp == place.done() | FAILED {
-            Flag::Failed
-        } else {
-            Flag::Open
+    pub(crate) fn read(&self, place: &Place, most: u32) -> (u32, Flag) {
+        let done = place.done();
+        for (count, stamp) in self.stamps[place.index as usize..].iter().take(most as usize).enumerate() {
+            // Acquire: pairs with the Release of `mark`; all effects of the record's handler
+            // happen before anything that is done with the watermark.
+            let stamp = stamp.load(Ordering::Acquire);
+            if stamp != done {
+                let flag = if stamp == done | FAILED { Flag::Failed } else { Flag::Open };
+                // Below `most`, which is a `u32`.
+                return (count as u32, flag);
+            }
         }
+        (most.min(self.capacity() - place.index), Flag::Done)
     }
 }
 
@@ -153,6 +171,23 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_read_stops_at_the_hole_the_bound_and_the_end() {
+        let ring = Ring::new(5).unwrap();
+        let mut place = Place::first();
+        for _ in 0..4 {
+            ring.mark(&place.step(5), Mark::Publish);
+        }
+        let mut first = Place::first();
+        assert_eq!(ring.read(&first, 9), (4, Flag::Open));
+        assert_eq!(ring.read(&first, 3), (3, Flag::Done));
+        ring.mark(&place.step(5), Mark::Publish);
+        assert_eq!(ring.read(&first, 9), (5, Flag::Done));
+        first.skip(5, 5);
+        assert_eq!(first, place);
+        assert_eq!(ring.read(&first, 5), (0, Flag::Open));
+    }
+
+    #[test]
     fn laps_never_repeat_next_to_each_other() {
         let mut place = Place::first();
         let mut before = 0;
@@ -171,12 +206,12 @@ mod tests {
         let mut place = Place::first();
         for _ in 0..1000 {
             let here = place.step(3);
-            assert_eq!(ring.read(&here), Flag::Open);
+            assert_eq!(ring.read(&here, 1), (0, Flag::Open));
             ring.mark(&here, Mark::Publish);
-            assert_eq!(ring.read(&here), Flag::Done);
+            assert_eq!(ring.read(&here, 1), (1, Flag::Done));
         }
         let here = place.step(3);
         ring.mark_failed(&here);
-        assert_eq!(ring.read(&here), Flag::Failed);
+        assert_eq!(ring.read(&here, 1), (0, Flag::Failed));
     }
 }

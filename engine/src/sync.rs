@@ -111,20 +111,26 @@ mod model {
 
     /// As the real one, with a tracked cell beside it: loom cannot reorder a load behind a later
     /// store, but it does see that a read and a write of the cell are not ordered.
+    ///
+    /// The cell is not `Sync`. The real lock around it is, and loom does not see it: it is never
+    /// held across an operation at which loom switches threads.
     #[derive(Debug)]
-    pub(crate) struct Ordered64(AtomicI64, UnsafeCell<()>);
+    pub(crate) struct Ordered64(AtomicI64, parking_lot::Mutex<UnsafeCell<()>>);
 
     impl Ordered64 {
         pub(crate) fn new(value: i64) -> Self {
-            Self(AtomicI64::new(value), UnsafeCell::new(()))
+            Self(AtomicI64::new(value), parking_lot::Mutex::new(UnsafeCell::new(())))
         }
 
         pub(crate) fn get(&self) -> i64 {
-            self.1.with(|_| self.0.load(Ordering::Relaxed))
+            let value = self.0.load(Ordering::Relaxed);
+            self.1.lock().with(|_| ());
+            value
         }
 
         pub(crate) fn set(&self, value: i64) {
-            self.1.with_mut(|_| self.0.store(value, Ordering::Relaxed));
+            self.0.store(value, Ordering::Relaxed);
+            self.1.lock().with_mut(|_| ());
         }
     }
 }

@@ -55,6 +55,14 @@ impl Ticket {
         self.finish_with(Mark::Weak);
     }
 
+    /// The broken twin of a drop, for the model that must fail.
+    #[cfg(loom)]
+    pub fn drop_weakly(mut self) {
+        if let Some(place) = self.place.take() {
+            self.shared.fail_weakly(&place);
+        }
+    }
+
     #[inline]
     fn finish_with(mut self, order: Mark) {
         if let Some(place) = self.place.take() {

@@ -59,6 +59,16 @@ impl Waiter {
         // Relaxed: a late `wake` costs at most one early return of the next `wait`.
         self.shared.napping.store(false, Ordering::Relaxed);
     }
+
+    /// The broken twin of [`wait`](Self::wait), without the fence, for the model that must fail.
+    #[cfg(loom)]
+    pub fn wait_weakly(&self, limit: Duration, ready: impl FnOnce() -> bool) {
+        self.shared.napping.store(true, Ordering::Relaxed);
+        if !ready() {
+            self.parker.park_timeout(limit);
+        }
+        self.shared.napping.store(false, Ordering::Relaxed);
+    }
 }
 
 impl Waker {
@@ -68,6 +78,14 @@ impl Waker {
         // SeqCst: pairs with the fence in `wait`.
         fence(Ordering::SeqCst);
         // Relaxed: ordered by the fence.
+        if self.shared.napping.load(Ordering::Relaxed) {
+            self.shared.unparker.unpark();
+        }
+    }
+
+    /// The broken twin of [`wake`](Self::wake), without the fence, for the model that must fail.
+    #[cfg(loom)]
+    pub fn wake_weakly(&self) {
         if self.shared.napping.load(Ordering::Relaxed) {
             self.shared.unparker.unpark();
         }

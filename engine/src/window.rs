@@ -6,7 +6,7 @@
 
 use crate::error::{InvalidSetting, Refused};
 use crate::ring::{Flag, Mark, Place, Ring, boxed};
-use crate::sync::{Arc, AtomicI64, AtomicU64, Mutex, Ordered64, Ordering};
+use crate::sync::{Arc, AtomicBool, AtomicI64, AtomicU64, Mutex, Ordered64, Ordering};
 use crate::ticket::Ticket;
 use crossbeam_utils::CachePadded;
 
@@ -35,6 +35,8 @@ pub(crate) struct Shared {
     watermark: AtomicI64,
     /// Taken once per scan, never per record.
     cursor: Mutex<Cursor>,
+    /// The executor's: records that have not been started must not start any more.
+    halted: AtomicBool,
 }
 
 impl Shared {
@@ -46,6 +48,24 @@ impl Shared {
     #[inline]
     pub(crate) fn fail(&self, place: &Place) {
         self.ring.mark_failed(place);
+    }
+
+    #[cfg(loom)]
+    pub(crate) fn fail_weakly(&self, place: &Place) {
+        self.ring.mark_failed_weakly(place);
+    }
+
+    #[inline(always)]
+    pub(crate) fn halted(&self) -> bool {
+        // Relaxed: a worker that halts an epoch sees its own store for the later records of the
+        // same key, which are in the same lane; for other keys any moment is as good.
+        self.halted.load(Ordering::Relaxed)
+    }
+
+    /// Whether it was halted before.
+    pub(crate) fn halt(&self) -> bool {
+        // Relaxed: see `halted`.
+        self.halted.swap(true, Ordering::Relaxed)
     }
 
     /// Offset of the record in an admitted and not yet passed place.
@@ -68,24 +88,33 @@ impl Shared {
         let mut last = None;
         let mut failed = None;
         while cursor.sequence < admitted {
-            match self.ring.read(&cursor.place) {
+            // Bounded by the ring's capacity, which is a `u32`.
+            let most = (admitted - cursor.sequence).min(u64::from(capacity)) as u32;
+            let (count, stop) = self.ring.read(&cursor.place, most);
+            if count > 0 {
+                last = Some(cursor.place.index() + count - 1);
+                cursor.place.skip(count, capacity);
+                cursor.sequence += u64::from(count);
+            }
+            match stop {
+                Flag::Done => {}
                 Flag::Open => break,
                 Flag::Failed => {
                     failed = Some(self.offset_at(cursor.place.index()));
                     break;
                 }
-                Flag::Done => {
-                    last = Some(cursor.place.step(capacity));
-                    cursor.sequence += 1;
-                }
             }
         }
         // Read before the slots are given back: from then on they may be overwritten.
         if let Some(last) = last {
-            let next = self.offset_at(last.index()) + 1;
+            #[cfg(loom)]
+            if publish == Publish::Early {
+                self.passed.store(cursor.sequence, Ordering::Release);
+            }
+            let next = self.offset_at(last) + 1;
             // Release: pairs with `watermark`. The flags were read with Acquire, so this carries
             // what the handlers did on to whoever commits.
-            self.watermark.store(next, Ordering::Release);
+            self.watermark.store(next, publish.announcing());
             // Release: pairs with the Acquire in `admit`; the slots up to here were read for the
             // last time, so they may be used again.
             self.passed.store(cursor.sequence, publish.ordering());
@@ -107,18 +136,33 @@ impl Shared {
 pub(crate) enum Publish {
     /// The slots were read for the last time before they may be reused.
     Release,
-    /// Wrong, and found wrong by the models.
+    /// Slots are given back with `Relaxed`: wrong, and found wrong by the models.
     #[cfg(loom)]
     Weak,
+    /// Slots are given back before they were read for the last time: likewise.
+    #[cfg(loom)]
+    Early,
+    /// The watermark is announced with `Relaxed`: likewise.
+    #[cfg(loom)]
+    Mute,
 }
 
 impl Publish {
     fn ordering(self) -> Ordering {
         match self {
-            // Release: pairs with the Acquire in `Window::room`.
-            Publish::Release => Ordering::Release,
             #[cfg(loom)]
             Publish::Weak => Ordering::Relaxed,
+            // Release: pairs with the Acquire in `Window::fresh_room`.
+            _ => Ordering::Release,
+        }
+    }
+
+    fn announcing(self) -> Ordering {
+        match self {
+            #[cfg(loom)]
+            Publish::Mute => Ordering::Relaxed,
+            // Release: pairs with the Acquire in `Shared::watermark`.
+            _ => Ordering::Release,
         }
     }
 }
@@ -169,10 +213,12 @@ pub struct Window {
     shared: Arc<Shared>,
     next: Place,
     admitted: u64,
-    /// The last `passed` that was read; refreshed only when it says "full".
-    passed: u64,
+    /// Up to how many may be admitted: capacity beyond the last `passed` that was read, which is
+    /// refreshed only when the window looks full.
+    full_at: u64,
     start: i64,
-    last: Option<i64>,
+    /// The last admitted offset; `start - 1` before the first.
+    last: i64,
 }
 
 impl Window {
@@ -199,14 +245,15 @@ impl Window {
             passed: CachePadded::new(AtomicU64::new(0)),
             watermark: AtomicI64::new(start),
             cursor: Mutex::new(Cursor { place: Place::first(), sequence: 0 }),
+            halted: AtomicBool::new(false),
         };
         Ok(Window {
             shared: Arc::new(shared),
             next: Place::first(),
             admitted: 0,
-            passed: 0,
+            full_at: u64::from(capacity),
             start,
-            last: None,
+            last: start - 1,
         })
     }
 
@@ -219,12 +266,12 @@ impl Window {
         Ok(Ticket::new(Arc::clone(&self.shared), place))
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn admit_place(&mut self, offset: i64) -> Result<Place, Refused> {
-        if offset <= self.last.unwrap_or(self.start - 1) || offset > LAST_OFFSET {
+        if offset <= self.last || offset > LAST_OFFSET {
             return Err(self.refuse(offset));
         }
-        if self.room() == 0 {
+        if self.admitted == self.full_at && self.fresh_room() == 0 {
             return Err(Refused::Full { capacity: self.capacity() });
         }
         let place = self.next.step(self.shared.ring.capacity());
@@ -233,7 +280,7 @@ impl Window {
         self.admitted += 1;
         // Release: pairs with the Acquire in `scan`; the slot's offset is written.
         self.shared.admitted.store(self.admitted, Ordering::Release);
-        self.last = Some(offset);
+        self.last = offset;
         Ok(place)
     }
 
@@ -244,7 +291,7 @@ impl Window {
         } else if offset < self.start {
             Refused::Below { offset, start: self.start }
         } else {
-            Refused::Duplicate { offset, last: self.last.unwrap_or(self.start) }
+            Refused::Duplicate { offset, last: self.last }
         }
     }
 
@@ -252,20 +299,21 @@ impl Window {
     /// admitted since; it grows when the watermark moves.
     #[inline]
     pub fn room(&mut self) -> u32 {
-        let capacity = u64::from(self.shared.ring.capacity());
-        if self.admitted - self.passed == capacity {
-            // Acquire: pairs with the Release in `scan`; the passed slots are free for reuse.
-            self.passed = self.shared.passed.load(Ordering::Acquire);
+        if self.admitted == self.full_at {
+            return self.fresh_room();
         }
-        // At most `capacity`, which is a `u32`.
-        (capacity - (self.admitted - self.passed)) as u32
+        // At most the capacity, which is a `u32`.
+        (self.full_at - self.admitted) as u32
     }
 
     /// As [`room`](Self::room), but always with the newest word of the reading side.
+    #[cold]
     pub fn fresh_room(&mut self) -> u32 {
-        // Acquire: as in `room`.
-        self.passed = self.shared.passed.load(Ordering::Acquire);
-        self.room()
+        // Acquire: pairs with the Release in `scan`; the passed slots are free for reuse.
+        let passed = self.shared.passed.load(Ordering::Acquire);
+        self.full_at = passed + u64::from(self.shared.ring.capacity());
+        // At most the capacity, which is a `u32`.
+        (self.full_at - self.admitted) as u32
     }
 
     /// The reading side.
@@ -285,7 +333,7 @@ impl Window {
 
     /// The last admitted offset, if any.
     pub fn last_admitted(&self) -> Option<i64> {
-        self.last
+        (self.last >= self.start).then_some(self.last)
     }
 
     /// Records admitted since the epoch began.
@@ -331,5 +379,17 @@ impl Watermark {
     #[cfg(loom)]
     pub fn advance_weakly(&self) -> Progress {
         self.shared.scan(&mut self.shared.cursor.lock(), Publish::Weak)
+    }
+
+    /// Gives slots back before it has read them for the last time; for the model that must fail.
+    #[cfg(loom)]
+    pub fn advance_early(&self) -> Progress {
+        self.shared.scan(&mut self.shared.cursor.lock(), Publish::Early)
+    }
+
+    /// Announces the watermark with `Relaxed`; for the model that must fail.
+    #[cfg(loom)]
+    pub fn advance_mutely(&self) -> Progress {
+        self.shared.scan(&mut self.shared.cursor.lock(), Publish::Mute)
     }
 }

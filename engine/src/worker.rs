@@ -15,7 +15,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 /// A record whose handling failed, as the worker reports it.
 #[derive(Debug)]
 pub(crate) struct Failed {
-    pub(crate) epoch: u32,
+    pub(crate) epoch: u16,
     pub(crate) offset: i64,
     pub(crate) reason: String,
 }
@@ -55,15 +55,21 @@ pub(crate) struct Desk {
 }
 
 impl Desk {
+    /// Whether a record may start. While no epoch is halted none has to be asked.
     #[inline(always)]
     fn may_run<T>(&self, entry: &Entry<T>) -> bool {
-        self.cache.get(entry.epoch).is_some_and(|epoch| !epoch.halted())
+        !self.common.registry.any_halted() || self.runs(entry)
+    }
+
+    #[cold]
+    fn runs<T>(&self, entry: &Entry<T>) -> bool {
+        self.cache.get(entry.epoch()).is_some_and(|epoch| !epoch.halted())
     }
 
     #[inline(always)]
     fn done<T>(&self, entry: &Entry<T>) {
-        if let Some(epoch) = self.cache.get(entry.epoch) {
-            epoch.shared.finish(&entry.place, Mark::Publish);
+        if let Some(epoch) = self.cache.get(entry.epoch()) {
+            epoch.finish(&entry.place(), Mark::Publish);
         }
     }
 
@@ -71,12 +77,13 @@ impl Desk {
     /// lane, can start.
     #[cold]
     fn failed<T>(&self, entry: &Entry<T>, reason: &str) {
-        if let Some(epoch) = self.cache.get(entry.epoch) {
-            epoch.halt();
-            let offset = epoch.shared.offset_at(entry.place.index());
-            epoch.shared.fail(&entry.place);
+        if let Some(epoch) = self.cache.get(entry.epoch()) {
+            self.common.registry.halt(epoch);
+            let place = entry.place();
+            let offset = epoch.offset_at(place.index());
+            epoch.fail(&place);
             self.common.failed.push(Failed {
-                epoch: entry.epoch,
+                epoch: entry.epoch(),
                 offset,
                 reason: reason.to_owned(),
             });
@@ -157,9 +164,9 @@ where
                 from += 1;
                 continue;
             }
-            let mut to = from + 1;
-            while to < run.len() && to - from < self.most && desk.may_run(run.get(to)) {
-                to += 1;
+            let mut to = run.len().min(from + self.most);
+            if desk.common.registry.any_halted() {
+                to = (from + 1..to).find(|at| !desk.may_run(run.get(*at))).unwrap_or(to);
             }
             let batch = Batch::new(run, from, to);
             let ended = catch_unwind(AssertUnwindSafe(|| (self.handler)(&batch).into_outcome()));
