@@ -60,6 +60,11 @@ const MEMORY: Duration = Duration::from_millis(4);
 /// A lane that has not moved for so long gives up what its worker has not claimed, if another
 /// worker has nothing to do.
 const STUCK: Duration = Duration::from_micros(300);
+/// While records keep coming in, a worker that sleeps is woken when its lane holds so much
+/// estimated work, or so many records. Else a cheap handler would be woken for every chunk, which
+/// costs more than the chunk.
+const WORTH_WAKING: Duration = Duration::from_micros(50);
+const MANY: u32 = LANE / 4;
 /// Most tied shards of one lane a pass looks at.
 const TIED: usize = 32;
 
@@ -299,6 +304,12 @@ struct Lane<T> {
     tied: VecDeque<u32>,
     /// How long it has not moved, ns.
     stuck_ns: f64,
+    /// Its worker slept when something was published, and was not woken yet.
+    owed: bool,
+    /// For how long, ns: it does not stay so, whatever the driver does.
+    owed_ns: f64,
+    /// Its worker was woken and has not finished anything since: that time says nothing.
+    waking: bool,
     /// Recalled: takes nothing until it moves, or its tail would go back and forth.
     closed: bool,
     /// Busy time and records it was spent on, decaying: their quotient is a record's cost.
@@ -320,6 +331,9 @@ impl<T> Lane<T> {
             shards: Box::new([NONE; LANE as usize]),
             tied: VecDeque::new(),
             stuck_ns: 0.0,
+            owed: false,
+            owed_ns: 0.0,
+            waking: false,
             closed: false,
             busy_ns: FIRST_GUESS.as_nanos() as f64,
             busy_records: 1.0,
@@ -386,6 +400,12 @@ impl<T> Lane<T> {
     #[inline]
     fn refresh(&mut self, elapsed_ns: f64, least: u32) {
         let before = self.tx.pending();
+        if self.owed {
+            self.owed_ns += elapsed_ns;
+            if self.owed_ns > WORTH_WAKING.as_nanos() as f64 {
+                self.wake();
+            }
+        }
         if before > 0 {
             let finished = self.tx.reclaim();
             self.learn(elapsed_ns, before, f64::from(finished));
@@ -401,6 +421,11 @@ impl<T> Lane<T> {
         if finished > 0.0 {
             self.stuck_ns = 0.0;
             self.closed = false;
+            if std::mem::take(&mut self.waking) {
+                return;
+            }
+        } else if self.owed {
+            return;
         } else {
             self.stuck_ns += elapsed_ns;
         }
@@ -429,10 +454,26 @@ impl<T> Lane<T> {
         self.tx.set_run(records(RUN).clamp(1, MOST_RUN));
     }
 
-    fn flush(&mut self) {
-        if self.tx.flush() {
-            self.thread.thread().unpark();
+    /// Publishes what was pushed. Wakes the worker if it sleeps; with `more` to come only if it is
+    /// worth it already.
+    #[inline]
+    fn flush(&mut self, more: bool) {
+        self.owed |= self.tx.flush();
+        if self.owed && (!more || self.is_worth_waking()) {
+            self.wake();
         }
+    }
+
+    fn is_worth_waking(&self) -> bool {
+        self.tx.pending() >= MANY || self.backlog_ns() >= WORTH_WAKING.as_nanos() as f64
+    }
+
+    #[cold]
+    fn wake(&mut self) {
+        self.owed = false;
+        self.owed_ns = 0.0;
+        self.waking = true;
+        self.thread.thread().unpark();
     }
 }
 
@@ -468,7 +509,7 @@ struct Closing {
 /// Runs records through handlers: in order per shard, in parallel over shards.
 ///
 /// Driven by one thread, in a loop of [`pass`](Self::pass), [`demand`](Self::demand),
-/// [`offer`](Self::offer) and [`flush`](Self::flush). Nothing here waits, locks or allocates per
+/// [`offer`](Self::offer) and [`flush`](Self::flush) (or [`flush_more`](Self::flush_more)). Nothing here waits, locks or allocates per
 /// record. Dropping it fences all epochs and tells the workers to end, without waiting for them.
 ///
 /// ```
@@ -592,7 +633,7 @@ impl<T: Send + 'static> Executor<T> {
     }
 
     /// Admits a record to its epoch's window and sends it on its way. The workers see it after the
-    /// next [`flush`](Self::flush) or [`pass`](Self::pass).
+    /// next [`flush`](Self::flush).
     ///
     /// # Errors
     /// [`Rejected`] hands the record back and names the limit; nothing has changed.
@@ -712,7 +753,8 @@ impl<T: Send + 'static> Executor<T> {
         Some(self.current)
     }
 
-    /// Serves the lanes: takes back finished entries, moves waiting records on, publishes.
+    /// Serves the lanes: takes back finished entries, moves waiting records on, publishes as
+    /// [`flush_more`](Self::flush_more) does.
     ///
     /// `now` is the time since any fixed moment; it must not go backwards (if it does, the time
     /// counts as not having passed). Costs O(workers), plus O(1) for each entry that moves.
@@ -734,7 +776,7 @@ impl<T: Send + 'static> Executor<T> {
         if !self.closing.is_empty() {
             self.free_slots();
         }
-        self.flush();
+        self.flush_more();
     }
 
     /// Takes back what lies unclaimed behind records that take long, so that idle workers get it.
@@ -832,10 +874,19 @@ impl<T: Send + 'static> Executor<T> {
         }
     }
 
-    /// Publishes what was offered since the last flush, and wakes workers that sleep.
+    /// Publishes what was offered since the last flush, and wakes workers that sleep. To be called
+    /// before the driving thread sleeps, or does anything else that takes long.
     pub fn flush(&mut self) {
         for lane in &mut self.lanes {
-            lane.flush();
+            lane.flush(false);
+        }
+    }
+
+    /// As [`flush`](Self::flush) for a driver that comes back at once with more records: a worker
+    /// that sleeps is woken only when there is enough work for it (about 50 us).
+    pub fn flush_more(&mut self) {
+        for lane in &mut self.lanes {
+            lane.flush(true);
         }
     }
 
@@ -939,7 +990,7 @@ impl<T: Send + 'static> Executor<T> {
     /// is queued must not run any more.
     pub fn stop(&mut self) {
         for lane in &mut self.lanes {
-            lane.flush();
+            lane.flush(false);
             lane.tx.stop();
             lane.thread.thread().unpark();
         }
@@ -957,7 +1008,7 @@ impl<T> Drop for Executor<T> {
             self.common.registry.halt(slot.window.shared());
         }
         for lane in &mut self.lanes {
-            lane.flush();
+            lane.flush(false);
             lane.tx.stop();
             lane.thread.thread().unpark();
         }

@@ -165,7 +165,12 @@ impl<C: Client> Poller<C> {
         if self.phase == Phase::Running {
             moved |= self.take_in();
         }
-        self.executor.flush();
+        if moved {
+            // The next turn follows at once.
+            self.executor.flush_more();
+        } else {
+            self.executor.flush();
+        }
         self.step_revoke(now);
         if now >= self.next_commit {
             self.next_commit = now + self.limits.commit_interval;
