@@ -287,9 +287,7 @@ impl Builder {
 fn within(setting: &'static str, value: usize, most: u32) -> Result<u32, InvalidSetting> {
     match u32::try_from(value) {
         Ok(fits) if (1..=most).contains(&fits) => Ok(fits),
-        _ => {
-            Err(InvalidSetting::new(setting, format!("{value} is outside 1..={most}")))
-        }
+        _ => Err(InvalidSetting::new(setting, format!("{value} is outside 1..={most}"))),
     }
 }
 
@@ -581,7 +579,8 @@ impl<T: Send + 'static> Executor<T> {
             self.epochs.push(None);
         }
         self.common.registry.set(slot, Some(Arc::clone(window.shared())));
-        let opened = Slot { generation, accepts: generation, window, watermark, waiting: 0, closed: false };
+        let opened =
+            Slot { generation, accepts: generation, window, watermark, waiting: 0, closed: false };
         self.epochs[free] = Some(opened);
         Ok(EpochId { slot, generation })
     }
@@ -652,7 +651,64 @@ impl<T: Send + 'static> Executor<T> {
             Ok(place) => place,
             Err(refused) => return Err(Rejected { payload, refused }),
         };
-        let entry = Entry::new(payload, &place, id.slot);
+        self.send(route, Entry::new(payload, &place, id.slot));
+        Ok(())
+    }
+
+    /// Admits records of one epoch in offset order, as many as `records` yields; otherwise as
+    /// [`offer`](Self::offer), for less than half of its cost. Returns how many were admitted.
+    ///
+    /// # Errors
+    /// [`Rejected`] hands back the first record that was not admitted; those before it were, and
+    /// those after it were not taken from the iterator.
+    ///
+    /// # Panics
+    /// When the iterator does; the epoch then takes no more records.
+    #[inline]
+    pub fn offer_all(
+        &mut self,
+        id: EpochId,
+        records: impl IntoIterator<Item = (i64, Route, T)>,
+    ) -> Result<u32, Rejected<T>> {
+        let mut records = records.into_iter();
+        let Some(slot) = self.accepting(id) else {
+            return match records.next() {
+                Some((_, _, payload)) => Err(Rejected { payload, refused: Refused::Closed }),
+                None => Ok(0),
+            };
+        };
+        let (shared, mut admission) = slot.window.lend();
+        let mut count = 0;
+        for (offset, route, payload) in &mut records {
+            let place = match admission.admit(&shared, offset) {
+                Some(place) => place,
+                None => {
+                    let window = match &mut self.epochs[usize::from(id.slot)] {
+                        Some(slot) => &mut slot.window,
+                        // It was there a moment ago and only `pass` frees slots.
+                        None => return Err(Rejected { payload, refused: Refused::Closed }),
+                    };
+                    window.restore(admission);
+                    match window.admit_refused(offset) {
+                        Ok(place) => {
+                            admission = window.lend().1;
+                            place
+                        }
+                        Err(refused) => return Err(Rejected { payload, refused }),
+                    }
+                }
+            };
+            self.send(route, Entry::new(payload, &place, id.slot));
+            count += 1;
+        }
+        if let Some(slot) = &mut self.epochs[usize::from(id.slot)] {
+            slot.window.restore(admission);
+        }
+        Ok(count)
+    }
+
+    #[inline(always)]
+    fn send(&mut self, route: Route, entry: Entry<T>) {
         match route {
             Route::Ordered(hash) => {
                 // The high half, scaled: any number of shards, no division.
@@ -672,7 +728,6 @@ impl<T: Send + 'static> Executor<T> {
             }
             Route::Free => self.dispatch_free(entry),
         }
-        Ok(())
     }
 
     fn dispatch(&mut self, index: u32, entry: Entry<T>) {

@@ -23,7 +23,11 @@ pub(crate) struct Registry {
 
 impl Registry {
     pub(crate) fn new() -> Self {
-        Registry { version: AtomicU64::new(0), halted: AtomicU32::new(0), slots: RwLock::new(Vec::new()) }
+        Registry {
+            version: AtomicU64::new(0),
+            halted: AtomicU32::new(0),
+            slots: RwLock::new(Vec::new()),
+        }
     }
 
     /// Halts an epoch: of its records none starts that has not started.

@@ -369,12 +369,8 @@ impl<E> LaneRx<E> {
             // Awake, in any case.
             let next = (word >> END_SHIFT << END_SHIFT) | u64::from(to);
             // AcqRel: Acquire pairs with the Release of `flush`; the entries are written.
-            match shared.word.compare_exchange_weak(
-                word,
-                next,
-                Ordering::AcqRel,
-                Ordering::Relaxed,
-            ) {
+            match shared.word.compare_exchange_weak(word, next, Ordering::AcqRel, Ordering::Relaxed)
+            {
                 Ok(_) => return Some(Run { lane: self, from, count }),
                 Err(newer) => word = newer,
             }

@@ -65,7 +65,6 @@ impl Place {
     fn done(&self) -> u8 {
         self.lap.get() << 1
     }
-
 }
 
 /// What a reader finds in a slot.
@@ -121,7 +120,9 @@ impl Ring {
     #[inline]
     pub(crate) fn read(&self, place: &Place, most: u32) -> (u32, Flag) {
         let done = place.done();
-        for (count, stamp) in self.stamps[place.index as usize..].iter().take(most as usize).enumerate() {
+        for (count, stamp) in
+            self.stamps[place.index as usize..].iter().take(most as usize).enumerate()
+        {
             // Acquire: pairs with the Release of `mark`; all effects of the record's handler
             // happen before anything that is done with the watermark.
             let stamp = stamp.load(Ordering::Acquire);

@@ -198,11 +198,7 @@ fn panic_text(panic: &(dyn Any + Send)) -> String {
 }
 
 /// A worker thread's life: until the lane is stopped and empty.
-pub(crate) fn work<T, P: Process<T>>(
-    mut lane: LaneRx<Entry<T>>,
-    process: &P,
-    common: Arc<Common>,
-) {
+pub(crate) fn work<T, P: Process<T>>(mut lane: LaneRx<Entry<T>>, process: &P, common: Arc<Common>) {
     let spin = common.spin;
     let least = process.least();
     let mut desk = Desk { cache: Cache::new(), common };

@@ -327,8 +327,7 @@ fn a_closed_epoch_starts_nothing_and_a_late_completion_touches_nothing() {
 #[test]
 fn slots_of_closed_epochs_are_used_again() {
     let waiter = Waiter::new();
-    let mut executor =
-        Executor::builder().workers(2).each(waiter.waker(), |_: &u32| ()).unwrap();
+    let mut executor = Executor::builder().workers(2).each(waiter.waker(), |_: &u32| ()).unwrap();
     let mut ids = std::collections::HashSet::new();
     for _ in 0..200 {
         let epoch = executor.open(0, 8).unwrap();
@@ -387,9 +386,8 @@ fn a_worker_that_never_returns_stops_neither_the_others_nor_the_end() {
 fn settings_are_checked_when_built() {
     type Built = Result<Executor<u32>, plimsoll_engine::BuildError>;
     let waiter = Waiter::new();
-    let each = |builder: plimsoll_engine::Builder| -> Built {
-        builder.each(waiter.waker(), |_: &u32| ())
-    };
+    let each =
+        |builder: plimsoll_engine::Builder| -> Built { builder.each(waiter.waker(), |_: &u32| ()) };
     let batches = |builder: plimsoll_engine::Builder| -> Built {
         builder.batches(waiter.waker(), |_: &Batch<'_, u32>| ())
     };

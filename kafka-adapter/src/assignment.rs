@@ -21,8 +21,22 @@ pub(crate) struct Partition {
     pub(crate) finished: u64,
     /// The last acknowledged offset.
     pub(crate) committed: Option<i64>,
-    /// Hashes keys into ordering domains of this partition alone.
-    hasher: FixedState,
+    hasher: Hasher,
+}
+
+/// Hashes keys into ordering domains of one partition alone.
+#[derive(Debug, Clone)]
+pub(crate) struct Hasher(FixedState);
+
+impl Hasher {
+    /// Where a record goes: a null key has no order, an empty key is a key like any other.
+    #[inline]
+    pub(crate) fn route(&self, key: Option<&[u8]>) -> Route {
+        match key {
+            Some(key) => Route::Ordered(self.0.hash_one(key)),
+            None => Route::Free,
+        }
+    }
 }
 
 /// An open epoch.
@@ -44,16 +58,11 @@ impl Partition {
             full: false,
             finished: 0,
             committed: None,
-            hasher: FixedState::with_seed(seed),
+            hasher: Hasher(FixedState::with_seed(seed)),
         }
     }
 
-    /// Where a record goes: a null key has no order, an empty key is a key like any other.
-    #[inline]
-    pub(crate) fn route(&self, key: Option<&[u8]>) -> Route {
-        match key {
-            Some(key) => Route::Ordered(self.hasher.hash_one(key)),
-            None => Route::Free,
-        }
+    pub(crate) fn hasher(&self) -> Hasher {
+        self.hasher.clone()
     }
 }

@@ -44,7 +44,10 @@ pub(crate) struct Refusal {
 #[derive(Debug)]
 pub(crate) enum Event {
     Assign(Vec<TopicPartition>),
-    Revoke { partitions: Vec<TopicPartition>, lost: bool },
+    Revoke {
+        partitions: Vec<TopicPartition>,
+        lost: bool,
+    },
     /// The answer to the one commit in flight.
     CommitDone(Vec<CommitResult>),
     Warning(String),

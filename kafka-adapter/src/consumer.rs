@@ -98,7 +98,7 @@ impl ConsumerBuilder {
             startup_limit: Duration::from_secs(30),
             signals: true,
             on_event: Box::new(|_| ()),
-            planted: Planted::default(),
+            planted: Planted::nothing(),
             start: None,
         }
     }
@@ -404,9 +404,8 @@ impl Consumer {
                 _ => Asked::Now,
             }
         };
-        self.client.look_up(&self.topics, &self.brokers, self.startup_limit, || {
-            asked() != Asked::GoOn
-        })?;
+        self.client
+            .look_up(&self.topics, &self.brokers, self.startup_limit, || asked() != Asked::GoOn)?;
         self.client.subscribe(&self.topics)?;
         let executor = (self.start)(self.engine, self.client.waker())?;
         let hooks = Hooks { on_event: self.on_event, asked: Box::new(asked) };
@@ -443,7 +442,8 @@ impl Signals {
     fn install() -> Result<Self, Error> {
         use signal_hook::consts::{SIGINT, SIGTERM};
         use signal_hook::flag::{register, register_conditional_default};
-        let mut signals = Signals { pending: Arc::default(), ended: Arc::default(), ids: Vec::new() };
+        let mut signals =
+            Signals { pending: Arc::default(), ended: Arc::default(), ids: Vec::new() };
         for signal in [SIGINT, SIGTERM] {
             let refused = |source| Error::System { what: format!("signal {signal}"), source };
             register_conditional_default(signal, Arc::clone(&signals.ended)).map_err(refused)?;

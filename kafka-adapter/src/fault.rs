@@ -7,10 +7,14 @@ mod none {
     use plimsoll_engine::Progress;
 
     /// No fault.
-    #[derive(Debug, Clone, Default)]
+    #[derive(Debug, Clone)]
     pub(crate) struct Planted;
 
     impl Planted {
+        pub(crate) fn nothing() -> Self {
+            Planted
+        }
+
         #[inline(always)]
         pub(crate) fn swap<T>(&self, _: &mut [T]) -> Option<Vec<i64>> {
             None
@@ -51,13 +55,17 @@ mod some {
     /// Occasions that pass before the fault strikes, so that it is not at the very start.
     const DELAY: u32 = 20;
 
-    #[derive(Debug, Clone, Default)]
+    #[derive(Debug, Clone)]
     pub(crate) struct Planted {
         fault: Option<Fault>,
         occasions: Arc<AtomicU32>,
     }
 
     impl Planted {
+        pub(crate) fn nothing() -> Self {
+            Planted { fault: None, occasions: Arc::default() }
+        }
+
         pub(crate) fn new(fault: Fault) -> Self {
             Planted { fault: Some(fault), occasions: Arc::default() }
         }

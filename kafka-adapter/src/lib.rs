@@ -41,3 +41,8 @@ pub use plimsoll_engine::{IntoOutcome, Outcome};
 pub mod testing {
     pub use crate::native::hasten_first_rebalance;
 }
+
+/// The README's program is compiled with the documentation's.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;

@@ -70,9 +70,13 @@ struct Revoke {
 enum Phase {
     Running,
     /// Admitted records may end until then.
-    Draining { until: Duration },
+    Draining {
+        until: Duration,
+    },
     /// The last commit's answer is awaited until then.
-    Committing { until: Duration },
+    Committing {
+        until: Duration,
+    },
     Ended,
 }
 
@@ -284,40 +288,39 @@ impl<C: Client> Poller<C> {
 
     fn admit_all(&mut self, index: usize) {
         let mut records = std::mem::take(&mut self.records);
-        let planted = self.planted.swap(&mut records);
-        for (at, record) in records.drain(..).enumerate() {
-            let offset = planted.as_ref().map_or_else(|| record.offset(), |offsets| offsets[at]);
-            if let Err(error) = self.admit(index, offset, record) {
-                self.fail(error);
-                break;
-            }
+        if let Err(error) = self.admit_each(index, &mut records) {
+            self.fail(error);
         }
+        records.clear();
         self.records = records;
     }
 
-    #[inline]
-    fn admit(&mut self, index: usize, offset: i64, record: C::Record) -> Result<(), Error> {
-        let partition = &mut self.partitions[index];
-        let route = partition.route(record.key());
-        let epoch = match partition.epoch {
-            Some(epoch) => epoch,
-            None => open(&mut self.executor, partition, offset, self.limits.window)?,
-        };
-        match self.executor.offer(epoch.id, offset, route, record) {
-            Ok(()) => Ok(()),
-            Err(rejected) => self.admit_refused(index, offset, rejected),
+    fn admit_each(&mut self, index: usize, records: &mut Vec<C::Record>) -> Result<(), Error> {
+        let Some(first) = records.first().map(Intake::offset) else { return Ok(()) };
+        let planted = self.planted.swap(records);
+        let hasher = self.partitions[index].hasher();
+        let mut routed = records.drain(..).enumerate().map(|(at, record)| {
+            let offset = planted.as_ref().map_or_else(|| record.offset(), |offsets| offsets[at]);
+            (offset, hasher.route(record.key()), record)
+        });
+        loop {
+            let partition = &mut self.partitions[index];
+            let epoch = match partition.epoch {
+                Some(epoch) => epoch,
+                None => open(&mut self.executor, partition, first, self.limits.window)?,
+            };
+            match self.executor.offer_all(epoch.id, &mut routed) {
+                Ok(_) => return Ok(()),
+                Err(rejected) => self.admit_refused(index, rejected)?,
+            }
         }
     }
 
     /// A record at or below the last one: the log was cut, or the client was reset. What is in
     /// flight belongs to a past that does not count any more; a new epoch begins.
     #[cold]
-    fn admit_refused(
-        &mut self,
-        index: usize,
-        offset: i64,
-        rejected: Rejected<C::Record>,
-    ) -> Result<(), Error> {
+    fn admit_refused(&mut self, index: usize, rejected: Rejected<C::Record>) -> Result<(), Error> {
+        let offset = rejected.payload.offset();
         let name = self.partitions[index].name.clone();
         match (rejected.refused, self.partitions[index].epoch) {
             (Refused::Duplicate { last, .. }, Some(old)) => {
@@ -338,7 +341,7 @@ impl<C: Client> Poller<C> {
             }
         }
         let partition = &mut self.partitions[index];
-        let route = partition.route(rejected.payload.key());
+        let route = partition.hasher().route(rejected.payload.key());
         let epoch = open(&mut self.executor, partition, offset, self.limits.window)?;
         self.executor.offer(epoch.id, offset, route, rejected.payload).map_err(|rejected| {
             let reason = format!("{name} offset {offset} was not admitted: {}", rejected.refused);
@@ -509,9 +512,10 @@ impl<C: Client> Poller<C> {
 
     /// Whether anything is finished that was not sent.
     fn is_behind(&self) -> bool {
-        self.partitions.iter().filter_map(|partition| partition.epoch).any(|epoch| {
-            self.executor.progress(epoch.id).is_some_and(|p| p.watermark > epoch.sent)
-        })
+        self.partitions
+            .iter()
+            .filter_map(|partition| partition.epoch)
+            .any(|epoch| self.executor.progress(epoch.id).is_some_and(|p| p.watermark > epoch.sent))
     }
 
     /// What was not acknowledged is sent again at the next interval.
@@ -617,8 +621,7 @@ impl<C: Client> Poller<C> {
         for partition in std::mem::take(&mut self.partitions) {
             let last: Option<Progress> =
                 partition.epoch.and_then(|epoch| self.executor.close(epoch.id));
-            let admitted_finished =
-                partition.finished + last.map_or(0, |progress| progress.passed);
+            let admitted_finished = partition.finished + last.map_or(0, |progress| progress.passed);
             self.report.handled += admitted_finished;
             self.report.partitions.push(PartitionReport {
                 topic: partition.name.topic.to_string(),
@@ -629,9 +632,9 @@ impl<C: Client> Poller<C> {
             });
             self.client.detach(partition.source);
         }
-        self.report.partitions.sort_by(|a, b| {
-            (&a.topic, a.partition).cmp(&(&b.topic, b.partition))
-        });
+        self.report
+            .partitions
+            .sort_by(|a, b| (&a.topic, a.partition).cmp(&(&b.topic, b.partition)));
         // What is queued is fenced; a worker ends as soon as the handler it is in returns.
         self.executor.stop();
         let patience = self.client.now() + Duration::from_millis(500);

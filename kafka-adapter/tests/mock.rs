@@ -71,7 +71,9 @@ fn b13_last_plus_one_and_nothing_redelivered() {
     let seen = Seen::new();
     let start = || {
         let seen = Arc::clone(&seen);
-        Running::start(mock.consumer("g", "t").each(move |record: &Record| seen.handle(record, || ())))
+        Running::start(
+            mock.consumer("g", "t").each(move |record: &Record| seen.handle(record, || ())),
+        )
     };
     let running = start();
     wait_until("11 records", || seen.count() == 11);
@@ -146,7 +148,9 @@ fn a_slow_record_holds_only_its_own_partition() {
         let (seen, gate) = (Arc::clone(&seen), Arc::clone(&gate));
         move |record: &Record| {
             seen.handle(record, || {
-                while (record.partition(), record.offset()) == (0, 7) && !gate.load(Ordering::Acquire) {
+                while (record.partition(), record.offset()) == (0, 7)
+                    && !gate.load(Ordering::Acquire)
+                {
                     std::thread::sleep(Duration::from_millis(1));
                 }
             });
@@ -330,9 +334,7 @@ fn rebalance(strategy: &str) {
     produce(0..1_000);
     let second = member(&logs[1]);
     wait_until("partitions of the second member", || {
-        let holds = |event: &Event| {
-            matches!(event, Event::Assigned { partitions } if !partitions.is_empty())
-        };
+        let holds = |event: &Event| matches!(event, Event::Assigned { partitions } if !partitions.is_empty());
         logs[1].lock().iter().any(holds)
     });
     produce(1_000..1_500);
@@ -342,9 +344,8 @@ fn rebalance(strategy: &str) {
     wait_until("6,400 records", || seen.total_distinct(4) == 6_400);
     first.stop().unwrap();
     seen.assert_complete(4, 1_600);
-    let given_up = |event: &Event| {
-        matches!(event, Event::Revoked { partitions } if !partitions.is_empty())
-    };
+    let given_up =
+        |event: &Event| matches!(event, Event::Revoked { partitions } if !partitions.is_empty());
     assert!(logs[0].lock().iter().any(given_up), "{:?}", logs[0].lock());
     for partition in 0..4 {
         assert_eq!(mock.committed("g", "t", partition), Some(1_600));
@@ -375,16 +376,20 @@ fn b25_a_revoke_waits_for_running_records_within_the_budget() {
     let gate = Arc::new(AtomicBool::new(false));
     let (log, on_event) = event_log();
     let first = Running::start(
-        mock.consumer("g", "t").workers(4).drain_budget(Duration::from_secs(1)).on_event(on_event).each({
-            let (seen, gate) = (Arc::clone(&seen), Arc::clone(&gate));
-            move |record: &Record| {
-                seen.handle(record, || {
-                    while record.offset() == 2 && !gate.load(Ordering::Acquire) {
-                        std::thread::sleep(Duration::from_millis(1));
-                    }
-                });
-            }
-        }),
+        mock.consumer("g", "t")
+            .workers(4)
+            .drain_budget(Duration::from_secs(1))
+            .on_event(on_event)
+            .each({
+                let (seen, gate) = (Arc::clone(&seen), Arc::clone(&gate));
+                move |record: &Record| {
+                    seen.handle(record, || {
+                        while record.offset() == 2 && !gate.load(Ordering::Acquire) {
+                            std::thread::sleep(Duration::from_millis(1));
+                        }
+                    });
+                }
+            }),
     );
     wait_until("the first assignment", || !log.lock().is_empty());
     mock.fill("t", 2, 6, 6);
@@ -415,10 +420,8 @@ fn keys_values_and_headers_are_read_in_place() {
     use rdkafka::producer::{BaseProducer, BaseRecord, Producer};
     let mock = Mock::start();
     mock.topic("t", 1);
-    let producer: BaseProducer = rdkafka::ClientConfig::new()
-        .set("bootstrap.servers", mock.brokers())
-        .create()
-        .unwrap();
+    let producer: BaseProducer =
+        rdkafka::ClientConfig::new().set("bootstrap.servers", mock.brokers()).create().unwrap();
     let headers = OwnedHeaders::new()
         .insert(Header { key: "a", value: Some("1") })
         .insert(Header { key: "a", value: Some("2") })
@@ -513,9 +516,8 @@ fn a_consumer_stops_while_it_looks_for_the_broker() {
 
 #[test]
 fn b53_settings_are_checked_when_built() {
-    let good = || {
-        Consumer::builder().brokers("127.0.0.1:1").group("g").topic("t").each(|_: &Record| ())
-    };
+    let good =
+        || Consumer::builder().brokers("127.0.0.1:1").group("g").topic("t").each(|_: &Record| ());
     good().build().unwrap(); // and dropped without being run
     for (builder, named) in [
         (good().brokers(" "), "brokers"),

@@ -23,7 +23,14 @@ struct Recorder {
 }
 
 impl Recorder {
-    fn start(brokers: &str, group: &str, topic: &str, file: &Path, time: u64, more: &[&str]) -> Self {
+    fn start(
+        brokers: &str,
+        group: &str,
+        topic: &str,
+        file: &Path,
+        time: u64,
+        more: &[&str],
+    ) -> Self {
         let program = std::env::current_exe().unwrap();
         let mut child = Command::new(&program)
             .args(["recorder", brokers, group, topic, file.to_str().unwrap(), &time.to_string()])
@@ -215,12 +222,13 @@ fn a_broker_that_is_killed_and_comes_back_loses_nothing() {
     produce(&kafka, "restart", 0, 1_000);
     let seen = Seen::new();
     let brokers = kafka.bootstrap();
-    let running = Running::start(common::consumer(&brokers, "restart", "restart").workers(2).each({
-        let seen = Arc::clone(&seen);
-        move |record: &Record| {
-            seen.handle(record, || std::thread::sleep(Duration::from_micros(200)));
-        }
-    }));
+    let running =
+        Running::start(common::consumer(&brokers, "restart", "restart").workers(2).each({
+            let seen = Arc::clone(&seen);
+            move |record: &Record| {
+                seen.handle(record, || std::thread::sleep(Duration::from_micros(200)));
+            }
+        }));
     wait_until("a part", || seen.count() > 1_000);
     kafka.kill(0);
     std::thread::sleep(Duration::from_secs(1));
@@ -235,7 +243,8 @@ fn a_broker_that_is_killed_and_comes_back_loses_nothing() {
 fn a_missing_topic_is_named() {
     let kafka = plimsoll_testkit::shared();
     let builder = common::consumer(&kafka.bootstrap(), "g", "no-such-topic");
-    let builder = builder.startup_limit(Duration::from_secs(5)).set("allow.auto.create.topics", "false");
+    let builder =
+        builder.startup_limit(Duration::from_secs(5)).set("allow.auto.create.topics", "false");
     match Running::start(builder.each(|_: &Record| ())).join().unwrap_err() {
         plimsoll_kafka::Error::TopicMissing { topic } => assert_eq!(topic, "no-such-topic"),
         other => panic!("{other}"),

@@ -108,14 +108,9 @@ impl Record {
         let mut headers = ptr::null_mut();
         // SAFETY: the message is valid; librdkafka parses its headers on the first call, which
         // cannot run twice at once because `Record` is not `Sync`. They belong to the message.
-        let error =
-            unsafe { ffi::rd_kafka_message_headers(self.raw.as_ptr(), &raw mut headers) };
+        let error = unsafe { ffi::rd_kafka_message_headers(self.raw.as_ptr(), &raw mut headers) };
         let none = error != ffi::rd_kafka_resp_err_t::RD_KAFKA_RESP_ERR_NO_ERROR;
-        Headers {
-            headers: if none { None } else { NonNull::new(headers) },
-            next: 0,
-            record: self,
-        }
+        Headers { headers: if none { None } else { NonNull::new(headers) }, next: 0, record: self }
     }
 
     /// The value of the last header of this name; `None` when there is none or its value is null.

@@ -44,7 +44,9 @@ impl ClientContext for Context {
             | RDKafkaLogLevel::Critical
             | RDKafkaLogLevel::Error => tracing::error!(facility, "{message}"),
             RDKafkaLogLevel::Warning => tracing::warn!(facility, "{message}"),
-            RDKafkaLogLevel::Notice | RDKafkaLogLevel::Info => tracing::info!(facility, "{message}"),
+            RDKafkaLogLevel::Notice | RDKafkaLogLevel::Info => {
+                tracing::info!(facility, "{message}")
+            }
             RDKafkaLogLevel::Debug => tracing::debug!(facility, "{message}"),
         }
     }
@@ -57,12 +59,7 @@ impl ClientContext for Context {
 impl ConsumerContext for Context {
     /// Only notes what is asked; the poller completes it when it is ready, and the partitions
     /// that stay keep flowing meanwhile.
-    fn rebalance(
-        &self,
-        consumer: &BaseConsumer<Self>,
-        code: Code,
-        list: &mut TopicPartitionList,
-    ) {
+    fn rebalance(&self, consumer: &BaseConsumer<Self>, code: Code, list: &mut TopicPartitionList) {
         let partitions = partitions_of(list);
         let assigned = code == Code::RD_KAFKA_RESP_ERR__ASSIGN_PARTITIONS;
         // Relaxed: set by the thread that polls.
@@ -409,12 +406,7 @@ impl Client for NativeClient {
         self.partitions.iter().flatten().for_each(|p| p.queue.signal().assume());
     }
 
-    fn fetch(
-        &mut self,
-        source: Source,
-        most: usize,
-        out: &mut Vec<Record>,
-    ) -> Result<(), Error> {
+    fn fetch(&mut self, source: Source, most: usize, out: &mut Vec<Record>) -> Result<(), Error> {
         match &mut self.partitions[source.0] {
             None => Ok(()),
             Some(partition) => partition
@@ -458,11 +450,12 @@ impl Client for NativeClient {
         // On a plain thread, because the drop leaves the group, which may take as long as the
         // session if the broker is gone, and waits for records that a stuck handler holds.
         let (done, wait) = std::sync::mpsc::channel();
-        let closer = std::thread::Builder::new().name("plimsoll-close".to_owned()).spawn(move || {
-            drop(consumer);
-            // The other end may have given up.
-            let _ = done.send(());
-        });
+        let closer =
+            std::thread::Builder::new().name("plimsoll-close".to_owned()).spawn(move || {
+                drop(consumer);
+                // The other end may have given up.
+                let _ = done.send(());
+            });
         closer.is_ok() && wait.recv_timeout(limit).is_ok()
     }
 }

@@ -13,7 +13,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// Long enough for a slow machine, short enough to see a hang.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
 
 /// librdkafka's mock cluster, in this process.
 pub(crate) struct Mock {
@@ -44,7 +44,13 @@ impl Mock {
     }
 
     /// Sends one record and does not wait.
-    pub(crate) fn send(&self, topic: &str, partition: i32, key: Option<&[u8]>, value: Option<&[u8]>) {
+    pub(crate) fn send(
+        &self,
+        topic: &str,
+        partition: i32,
+        key: Option<&[u8]>,
+        value: Option<&[u8]>,
+    ) {
         let mut record = BaseRecord::<[u8], [u8]>::to(topic).partition(partition);
         if let Some(key) = key {
             record = record.key(key);
