@@ -127,15 +127,18 @@ pub(crate) fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
+/// A key of a partition.
+type Key = (i32, Vec<u8>);
+
 /// What the handlers of one or several consumers saw.
 #[derive(Debug, Default)]
 pub(crate) struct Seen {
     /// Per partition: offsets in the order their handlers ended.
     offsets: Mutex<BTreeMap<i32, Vec<i64>>>,
     /// Per partition and key: offsets in the order their handlers began.
-    keys: Mutex<BTreeMap<(i32, Vec<u8>), Vec<i64>>>,
+    keys: Mutex<BTreeMap<Key, Vec<i64>>>,
     /// Keys whose handler is running.
-    running: Mutex<std::collections::BTreeSet<(i32, Vec<u8>)>>,
+    running: Mutex<std::collections::BTreeSet<Key>>,
     faults: Mutex<Vec<String>>,
 }
 

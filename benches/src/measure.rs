@@ -1,0 +1,178 @@
+//! Paired, interleaved measurement.
+//!
+//! The speed of a machine drifts: clock, placement of threads, neighbours. So two things are never measured one after
+//! the other, but in turn (A B A B ...), a ratio is taken within each pair, and the median of these ratios is the
+//! figure. The least and the greatest ratio are kept, for a median alone hides how sure it is.
+
+use std::{convert::Infallible, time::Duration};
+
+use rustix::time::{ClockId, clock_gettime};
+
+/// Median, least and greatest of some values.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Summary {
+    /// The middle value, or the mean of the two middle ones.
+    pub median: f64,
+    /// The least value.
+    pub min: f64,
+    /// The greatest value.
+    pub max: f64,
+}
+
+impl Summary {
+    /// Sums up `values`.
+    ///
+    /// # Panics
+    /// If there is no value.
+    #[must_use]
+    pub fn of(values: &[f64]) -> Self {
+        assert!(!values.is_empty(), "a summary needs a value");
+        let mut sorted = values.to_vec();
+        sorted.sort_unstable_by(f64::total_cmp);
+        let last = sorted.len() - 1;
+        Self {
+            median: f64::midpoint(sorted[last / 2], sorted[sorted.len() / 2]),
+            min: sorted[0],
+            max: sorted[last],
+        }
+    }
+}
+
+/// Result of [`paired`].
+#[derive(Clone, Debug)]
+pub struct Pairs {
+    /// First value divided by second value, of each pair.
+    pub ratio: Summary,
+    /// The first values.
+    pub first: Summary,
+    /// The second values.
+    pub second: Summary,
+}
+
+/// Takes `rounds` pairs of values in turn, after one uncounted pair.
+///
+/// At least one round is taken.
+///
+/// # Errors
+/// The first error of `first` or `second`.
+pub fn try_paired<E>(
+    rounds: usize,
+    mut first: impl FnMut() -> Result<f64, E>,
+    mut second: impl FnMut() -> Result<f64, E>,
+) -> Result<Pairs, E> {
+    // The uncounted pair pages memory in and wakes the clock of the processor up.
+    first()?;
+    second()?;
+    let (mut firsts, mut seconds, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..rounds.max(1) {
+        let pair = (first()?, second()?);
+        firsts.push(pair.0);
+        seconds.push(pair.1);
+        ratios.push(pair.0 / pair.1);
+    }
+    Ok(Pairs {
+        ratio: Summary::of(&ratios),
+        first: Summary::of(&firsts),
+        second: Summary::of(&seconds),
+    })
+}
+
+/// [`try_paired`] for values that cannot fail.
+pub fn paired(
+    rounds: usize,
+    mut first: impl FnMut() -> f64,
+    mut second: impl FnMut() -> f64,
+) -> Pairs {
+    match try_paired::<Infallible>(rounds, || Ok(first()), || Ok(second())) {
+        Ok(pairs) => pairs,
+        Err(never) => match never {},
+    }
+}
+
+/// Processor time that all threads of this process have used so far, in user and kernel mode.
+#[must_use]
+pub fn process_cpu_time() -> Duration {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    // The clock counts from 0 upwards and its nanoseconds stay below a second.
+    Duration::new(
+        u64::try_from(time.tv_sec).unwrap_or_default(),
+        u32::try_from(time.tv_nsec).unwrap_or_default(),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        cell::RefCell,
+        thread,
+        time::{Duration, Instant},
+    };
+
+    use super::*;
+
+    #[test]
+    fn summary_of_odd_and_even() {
+        let odd = Summary::of(&[9.0, 1.0, 2.0]);
+        assert_eq!((odd.min, odd.median, odd.max), (1.0, 2.0, 9.0));
+        let even = Summary::of(&[4.0, 1.0, 2.0, 9.0]);
+        assert_eq!((even.min, even.median, even.max), (1.0, 3.0, 9.0));
+    }
+
+    #[test]
+    fn pairs_interleave_and_divide_within_the_pair() {
+        let order = RefCell::new(String::new());
+        let count = RefCell::new(0.0);
+        let pairs = paired(
+            3,
+            || {
+                order.borrow_mut().push('a');
+                *count.borrow_mut() += 1.0;
+                *count.borrow() * 10.0
+            },
+            || {
+                order.borrow_mut().push('b');
+                *count.borrow()
+            },
+        );
+        assert_eq!(*order.borrow(), "abababab");
+        assert_eq!(
+            (pairs.ratio.min, pairs.ratio.median, pairs.ratio.max),
+            (10.0, 10.0, 10.0),
+            "drift of the values must not show in the ratio"
+        );
+        // The first pair, 10 and 1, does not count.
+        assert_eq!((pairs.first.min, pairs.first.max), (20.0, 40.0));
+        assert_eq!((pairs.second.min, pairs.second.max), (2.0, 4.0));
+    }
+
+    #[test]
+    fn the_first_error_ends_the_rounds() {
+        let calls = RefCell::new(0);
+        let result = try_paired(
+            9,
+            || {
+                *calls.borrow_mut() += 1;
+                if *calls.borrow() == 3 { Err("third") } else { Ok(1.0) }
+            },
+            || Ok(1.0),
+        );
+        assert_eq!(result.unwrap_err(), "third");
+        assert_eq!(*calls.borrow(), 3);
+    }
+
+    #[test]
+    fn cpu_time_counts_work_of_all_threads() {
+        let before = process_cpu_time();
+        let spin = || {
+            let start = process_cpu_time();
+            let wall = Instant::now();
+            while process_cpu_time() - start < Duration::from_millis(20)
+                && wall.elapsed() < Duration::from_secs(20)
+            {}
+        };
+        thread::scope(|scope| {
+            scope.spawn(spin);
+        });
+        assert!(process_cpu_time() - before >= Duration::from_millis(20));
+    }
+}
