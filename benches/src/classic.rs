@@ -174,7 +174,7 @@ fn consume_loop(
             partition: record.partition,
             node,
         };
-        if workers[(record.offset as usize) % workers.len()].send(job).is_err() {
+        if workers[record.worker(workers.len())].send(job).is_err() {
             // The worker panicked, which its join reports.
             return;
         }
