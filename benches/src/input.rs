@@ -47,25 +47,63 @@ impl Record {
 
 /// A sequence of records and where each partition ends.
 ///
-/// Only one lap over the flights is held: a list of all records would be read from main memory, which costs as much per
-/// record as a design under test may.
+/// They come as a client delivers them: in batches of one partition each. Only one lap over the flights is held: a list
+/// of all records would be read from main memory, which costs as much per record as a design under test may.
 #[derive(Clone, Debug)]
 pub struct Input {
-    /// Key hash and partition of each record of a lap.
-    lap: Vec<(u64, u32)>,
+    /// The batches of a lap.
+    lap: Vec<Fetched>,
     length: usize,
     ends: Vec<i64>,
 }
 
+/// Rows of one lap that come as one batch.
+#[derive(Clone, Debug)]
+struct Fetched {
+    partition: u32,
+    key_hashes: Vec<u64>,
+}
+
+/// One batch of records of one partition.
+#[derive(Clone, Copy, Debug)]
+pub struct Batch<'a> {
+    /// Their partition.
+    pub partition: u32,
+    /// Offset of the first one; the others follow without gaps.
+    pub first: i64,
+    /// Hashes of their keys.
+    pub key_hashes: &'a [u64],
+}
+
+/// Rows whose records are batched together: what a client that is behind gets of all partitions in one go.
+const FETCH: usize = 1_024;
+
 impl Input {
+    /// The batches in order of arrival.
+    pub fn batches(&self) -> impl Iterator<Item = Batch<'_>> {
+        let mut next = vec![0; self.ends.len()];
+        let mut left = self.length;
+        self.lap.iter().cycle().map_while(move |fetched| {
+            let count = fetched.key_hashes.len().min(left);
+            left -= count;
+            let next = &mut next[fetched.partition as usize];
+            let first = *next;
+            // A batch is at most FETCH long.
+            *next += count as i64;
+            let key_hashes = &fetched.key_hashes[..count];
+            (count > 0).then_some(Batch { partition: fetched.partition, first, key_hashes })
+        })
+    }
+
     /// The records in order of arrival.
     pub fn iter(&self) -> impl Iterator<Item = Record> {
-        let mut next = vec![0; self.ends.len()];
-        self.lap.iter().cycle().take(self.length).map(move |&(key_hash, partition)| {
-            let next = &mut next[partition as usize];
-            let offset = *next;
-            *next += 1;
-            Record { offset, key_hash, partition }
+        self.batches().flat_map(|batch| {
+            let Batch { partition, first, key_hashes } = batch;
+            (first..).zip(key_hashes).map(move |(offset, &key_hash)| Record {
+                offset,
+                key_hash,
+                partition,
+            })
         })
     }
 
@@ -255,9 +293,18 @@ impl Flights {
         assert!(partitions > 0, "an input needs a partition");
         let lap = self
             .hashes
-            .iter()
-            // The remainder is below a u32.
-            .map(|&key_hash| (key_hash, (key_hash % u64::from(partitions)) as u32))
+            .chunks(FETCH)
+            .flat_map(|rows| {
+                (0..partitions).map(|partition| Fetched {
+                    partition,
+                    key_hashes: rows
+                        .iter()
+                        .copied()
+                        .filter(|hash| hash % u64::from(partitions) == u64::from(partition))
+                        .collect(),
+                })
+            })
+            .filter(|fetched| !fetched.key_hashes.is_empty())
             .collect();
         let mut input = Input { lap, length: records, ends: vec![0; partitions as usize] };
         let mut ends = vec![0; partitions as usize];

@@ -12,7 +12,7 @@ use plimsoll_engine::{Batch, Executor, Route, Waiter};
 
 use crate::{
     contender::{Contender, Outcome},
-    input::{Input, Record},
+    input::Input,
 };
 
 /// Records of one partition that may be admitted and not yet passed by its watermark: the default of the adapter.
@@ -21,6 +21,17 @@ const WINDOW: u32 = 16_384;
 const COMMIT: Duration = Duration::from_millis(1);
 /// The longest sleep of the driving thread while records are in the lanes.
 const NAP: Duration = Duration::from_micros(150);
+
+/// What travels to the handler: of a pointer's size, as a client's message is. It says which record it is.
+#[derive(Clone, Copy, Debug)]
+struct Handle(u64);
+
+impl Handle {
+    #[inline]
+    fn new(partition: u32, offset: i64) -> Self {
+        Self(u64::from(partition) << 56 | offset.unsigned_abs())
+    }
+}
 
 /// The executor, driven by the thread that admits.
 #[derive(Clone, Copy, Debug, Default)]
@@ -40,9 +51,9 @@ impl Contender for Ours {
         let mut executor = builder
             .batches(waiter.waker(), {
                 let handled = Arc::clone(&handled);
-                move |batch: &Batch<'_, Record>| {
+                move |batch: &Batch<'_, Handle>| {
                     for record in batch.iter() {
-                        std::hint::black_box(record);
+                        std::hint::black_box(record.0);
                     }
                     handled.fetch_add(batch.len() as u64, Ordering::Relaxed);
                 }
@@ -53,7 +64,8 @@ impl Contender for Ours {
             .collect();
         let began = Instant::now();
         let mut next_commit = COMMIT;
-        let mut records = input.iter().peekable();
+        let mut batches = input.batches();
+        let mut pending = batches.next();
         loop {
             let now = began.elapsed();
             executor.pass(now);
@@ -63,30 +75,29 @@ impl Contender for Ours {
                     executor.progress(*epoch);
                 }
             }
-            let mut offered = 0;
-            let demand = executor.demand();
-            while offered < demand {
-                let Some(record) = records.peek().copied() else {
-                    break;
-                };
-                let epoch = epochs[record.partition as usize];
-                let route = Route::Ordered(record.key_hash);
-                if executor.offer(epoch, record.offset, route, record).is_err()
-                    && (executor.room(epoch) == 0
-                        || executor.offer(epoch, record.offset, route, record).is_err())
-                {
-                    // Its window is full: the source waits.
-                    break;
+            let mut taken = 0;
+            if let Some(batch) = &mut pending {
+                let epoch = epochs[batch.partition as usize];
+                let most = executor.demand().min(executor.room(epoch)) as usize;
+                taken = most.min(batch.key_hashes.len());
+                let (now, later) = batch.key_hashes.split_at(taken);
+                let records = (batch.first..).zip(now).map(|(offset, hash)| {
+                    (offset, Route::Ordered(*hash), Handle::new(batch.partition, offset))
+                });
+                executor.offer_all(epoch, records).expect("there is room for all of them");
+                // At most a batch's length.
+                batch.first += taken as i64;
+                batch.key_hashes = later;
+                if later.is_empty() {
+                    pending = batches.next();
                 }
-                records.next();
-                offered += 1;
             }
-            if offered > 0 {
+            if taken > 0 {
                 executor.flush_more();
                 continue;
             }
             executor.flush();
-            if records.peek().is_none() && !executor.busy() {
+            if pending.is_none() && !executor.busy() {
                 break;
             }
             rest(&executor, &waiter);
@@ -102,7 +113,7 @@ impl Contender for Ours {
 }
 
 /// Looks for something to take back, then sleeps.
-fn rest(executor: &Executor<Record>, waiter: &Waiter) {
+fn rest(executor: &Executor<Handle>, waiter: &Waiter) {
     for look in 0..60 {
         if executor.finished_something() {
             return;

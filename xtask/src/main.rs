@@ -104,7 +104,7 @@ fn run(part: &str, root: &Path) -> bool {
             cargo(root, &["doc", "--workspace", "--no-deps"], &flags)
         }
         "unit" => {
-            tests(root, &["--lib", "--bins", "--benches"], Kind::Model)
+            tests(root, &["--lib", "--bins"], Kind::Model)
                 && cargo(root, &["test", "--workspace", "--doc"], &[])
         }
         "mock" => tests(root, &[], Kind::Mock),
