@@ -9,8 +9,8 @@ use rdkafka::TopicPartitionList;
 use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::consumer::{BaseConsumer, Consumer};
-use rdkafka::mocking::MockCluster;
-use rdkafka::producer::DefaultProducerContext;
+use rdkafka::error::KafkaError;
+use rdkafka::producer::{BaseProducer, Producer};
 use rdkafka::types::RDKafkaErrorCode;
 
 use super::failure::Failure;
@@ -19,10 +19,15 @@ use super::failure::Failure;
 const REACH: Duration = Duration::from_secs(8);
 
 /// How long a new topic may take until each partition has a leader, and a question about offsets to be answered.
-const SETTLE: Duration = Duration::from_secs(15);
+const SETTLE: Duration = Duration::from_secs(10);
 
-/// How long deleting topic and group may take.
-const REMOVE: Duration = Duration::from_secs(15);
+/// How long deleting the topic may take, and as long for the group.
+const REMOVE: Duration = Duration::from_secs(8);
+
+/// What a new group in this process waits for further members, instead of three seconds.
+const FIRST_REBALANCE_MS: i32 = 100;
+
+const NO_MOCK: &str = "the client has no broker inside";
 
 /// Pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -37,8 +42,11 @@ pub(crate) struct Cluster {
 }
 
 enum Kind {
-    Mock(ManuallyDrop<MockCluster<'static, DefaultProducerContext>>),
-    Real { topic_exists: bool },
+    /// The client inside which the broker lives.
+    Mock(ManuallyDrop<BaseProducer>),
+    Real {
+        topic_exists: bool,
+    },
 }
 
 /// Where a partition ends and what is committed.
@@ -60,11 +68,7 @@ impl Cluster {
         let unique = format!("plimsoll-demo-{}-{:x}", std::process::id(), since_epoch.as_nanos());
         let mut cluster = match brokers {
             None => {
-                let mock = MockCluster::new(1).map_err(|source| Failure::Client {
-                    what: "the broker in this process",
-                    source,
-                })?;
-                let brokers = mock.bootstrap_servers();
+                let (mock, brokers) = start_mock()?;
                 Self::new(brokers, unique, partitions, Kind::Mock(ManuallyDrop::new(mock)))
             }
             Some(brokers) => Self::new(
@@ -106,17 +110,14 @@ impl Cluster {
         let refused = |reason: String| Failure::Topic { topic: self.topic.clone(), reason };
         match &mut self.kind {
             Kind::Mock(mock) => {
-                let partitions = self.partitions as i32;
-                mock.create_topic(&self.topic, partitions, 1)
-                    .map_err(|error| refused(error.to_string()))
+                let mock =
+                    mock.client().mock_cluster().ok_or_else(|| refused(NO_MOCK.to_owned()))?;
+                let created = mock.create_topic(&self.topic, self.partitions as i32, 1);
+                created.map_err(|error| refused(error.to_string()))
             }
             Kind::Real { topic_exists } => {
                 let observer = observer(&self.brokers, &self.group)?;
-                observer.fetch_metadata(None, REACH).map_err(|source| Failure::Unreachable {
-                    brokers: self.brokers.clone(),
-                    seconds: REACH.as_secs(),
-                    source,
-                })?;
+                reach(&observer, &self.brokers)?;
                 let admin = admin(&self.brokers)?;
                 // -1: the broker's default.
                 let topic =
@@ -131,6 +132,15 @@ impl Cluster {
                 self.wait_for_leaders(&observer)
             }
         }
+    }
+
+    /// Whether the broker still answers.
+    ///
+    /// # Errors
+    ///
+    /// [`Failure::Unreachable`] within some eight seconds.
+    pub(crate) fn probe(&self) -> Result<(), Failure> {
+        reach(&observer(&self.brokers, &self.group)?, &self.brokers)
     }
 
     fn wait_for_leaders(&self, observer: &BaseConsumer) -> Result<(), Failure> {
@@ -160,7 +170,7 @@ impl Cluster {
     ///
     /// # Errors
     ///
-    /// [`Failure::Offsets`] within some 15 seconds.
+    /// [`Failure::Offsets`] within some ten seconds.
     pub(crate) fn offsets(&self) -> Result<Vec<Offsets>, Failure> {
         let failed = |reason: String| Failure::Offsets { topic: self.topic.clone(), reason };
         let observer = observer(&self.brokers, &self.group)?;
@@ -269,6 +279,30 @@ impl Drop for Cluster {
         for left_over in self.delete() {
             eprintln!("plimsoll: {left_over}");
         }
+    }
+}
+
+/// A broker that lives in a client of this process, and its address.
+fn start_mock() -> Result<(BaseProducer, String), Failure> {
+    let failed = |source| Failure::Client { what: "the broker in this process", source };
+    let mut config = ClientConfig::new();
+    let client: BaseProducer = config.set("test.mock.num.brokers", "1").create().map_err(failed)?;
+    let brokers = match client.client().mock_cluster() {
+        Some(mock) => mock.bootstrap_servers(),
+        None => return Err(failed(KafkaError::ClientCreation(NO_MOCK.to_owned()))),
+    };
+    plimsoll_kafka::testing::hasten_first_rebalance(client.client(), FIRST_REBALANCE_MS);
+    Ok((client, brokers))
+}
+
+fn reach(observer: &BaseConsumer, brokers: &str) -> Result<(), Failure> {
+    match observer.fetch_metadata(None, REACH) {
+        Ok(_) => Ok(()),
+        Err(source) => Err(Failure::Unreachable {
+            brokers: brokers.to_owned(),
+            seconds: REACH.as_secs(),
+            source,
+        }),
     }
 }
 

@@ -1,6 +1,8 @@
 //! What a person sees while the demo runs: a progress line on a terminal, and notes.
 
+use std::collections::HashSet;
 use std::io::{self, IsTerminal, Write};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use indicatif::{HumanCount, ProgressBar, ProgressDrawTarget, ProgressStyle};
 
@@ -10,6 +12,7 @@ use super::checker::Progress;
 #[derive(Debug, Clone)]
 pub(crate) struct Console {
     bar: Option<ProgressBar>,
+    said: Arc<Mutex<HashSet<String>>>,
 }
 
 impl Console {
@@ -19,13 +22,13 @@ impl Console {
                 Some(records),
                 ProgressDrawTarget::stderr_with_hz(10),
             );
-            let style = "{spinner} {bar:30} {human_pos}/{human_len} handled  {msg}";
+            let style = "{spinner} {bar:20} {human_pos}/{human_len} handled  {wide_msg}";
             bar.with_style(
                 ProgressStyle::with_template(style)
                     .unwrap_or_else(|_| ProgressStyle::default_bar()),
             )
         });
-        Self { bar }
+        Self { bar, said: Arc::default() }
     }
 
     /// Shows how far the run is.
@@ -34,7 +37,7 @@ impl Console {
         bar.set_position(progress.finished);
         bar.set_message(if assigned {
             format!(
-                "{} committed, {} finished above the watermark",
+                "{} committed, {} above the watermark",
                 HumanCount(progress.committed),
                 HumanCount(progress.above_watermark)
             )
@@ -47,6 +50,14 @@ impl Console {
     pub(crate) fn clear(&self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
+        }
+    }
+
+    /// Tells what may come again and again, such as an error of a connection: the first time only.
+    pub(crate) fn note_once(&self, text: &str) {
+        let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+        if said.insert(text.to_owned()) {
+            self.note(text);
         }
     }
 

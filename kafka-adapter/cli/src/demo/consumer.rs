@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use plimsoll_kafka::{Consumer, Event, Record};
+use plimsoll_kafka::{Batch, Consumer, Event, Record};
 
 use super::checker::{Checker, Seen};
 use super::cluster::Cluster;
@@ -21,7 +21,7 @@ pub(crate) const DRAIN_BUDGET: Duration = Duration::from_secs(5);
 const STARTUP_LIMIT: Duration = Duration::from_secs(10);
 
 /// Short, so that the latencies to the commit say something, and so that the producer need not wait for commits.
-const COMMIT_INTERVAL: Duration = Duration::from_millis(50);
+const COMMIT_INTERVAL: Duration = Duration::from_millis(20);
 
 /// # Errors
 ///
@@ -39,7 +39,6 @@ pub(crate) fn build(
         .topic(cluster.topic())
         .set("auto.offset.reset", "earliest")
         .workers(options.workers)
-        .batch(options.batch)
         .window(options.window)
         .commit_interval(COMMIT_INTERVAL)
         .drain_budget(DRAIN_BUDGET)
@@ -67,7 +66,7 @@ pub(crate) fn build(
         console: console.clone(),
     };
     let (checker, cost) = (Arc::clone(checker), options.cost());
-    let handler = move |record: &Record| {
+    let handle = move |record: &Record| {
         let sequence = record.header(SEQUENCE).and_then(number);
         let running = checker.enter(Seen {
             partition: record.partition(),
@@ -80,7 +79,14 @@ pub(crate) fn build(
         work::perform(cost.of(record.payload().unwrap_or_default(), repetition));
         checker.leave(running);
     };
-    Ok(builder.on_event(move |event| events.take(event)).each(handler).build()?)
+    let builder = builder.on_event(move |event| events.take(event));
+    let builder = match options.batch {
+        None => builder.each(handle),
+        Some(batch) => {
+            builder.batch(batch).batches(move |batch: &Batch<'_>| batch.iter().for_each(&handle))
+        }
+    };
+    Ok(builder.build()?)
 }
 
 fn number(header: &[u8]) -> Option<u64> {
@@ -112,9 +118,9 @@ impl Events {
                 }
             }
             Event::CommitFailed { reason, .. } => {
-                self.console.note(&format!("a commit failed: {reason}"))
+                self.console.note_once(&format!("a commit failed: {reason}"))
             }
-            Event::Warning { message } => self.console.note(message),
+            Event::Warning { message } => self.console.note_once(message),
             // Nothing is promised about these, and `Event` may grow.
             _ => {}
         }

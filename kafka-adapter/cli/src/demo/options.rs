@@ -47,9 +47,9 @@ pub(crate) struct Options {
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = RangedU64ValueParser::<usize>::new().range(1..=1_024))]
     pub(crate) workers: usize,
 
-    /// Most records that a worker takes at once.
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = RangedU64ValueParser::<usize>::new().range(1..=65_536))]
-    pub(crate) batch: usize,
+    /// Give the handler batches of up to N records, which finish as a whole [default: one record at a time].
+    #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..=4_096))]
+    pub(crate) batch: Option<usize>,
 
     /// Most records of a partition that are admitted and not yet committed over.
     #[arg(long, value_name = "N", default_value_t = 65_536, value_parser = RangedU64ValueParser::<usize>::new().range(1..=16_777_216))]

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use rdkafka::ClientConfig;
@@ -38,7 +39,10 @@ const MOST_BYTES_AHEAD: usize = 2_500_000;
 const OVERHEAD: usize = 120;
 
 /// How long a record may take to be appended.
-const APPEND_LIMIT: Duration = Duration::from_secs(30);
+const APPEND_LIMIT: Duration = Duration::from_secs(15);
+
+/// Pause of a producer that waits.
+const REST: Duration = Duration::from_millis(1);
 
 /// How long records already handed to the client may still take after a stop.
 const FLUSH_LIMIT: Duration = Duration::from_secs(3);
@@ -153,7 +157,7 @@ impl Appender {
     /// [`Failure::Append`] names the first record that was not appended.
     pub(crate) fn run(mut self) -> Result<(), Failure> {
         while !self.signs.begin.load(Ordering::Acquire) && !self.stopped() {
-            std::thread::sleep(Duration::from_millis(1));
+            thread::sleep(REST);
         }
         let mut sequences = vec![0; self.plan.input().keys().len()];
         self.checker.begins();
@@ -163,11 +167,11 @@ impl Appender {
             }
             self.append(index, &mut sequences)?;
             if index % 32 == 0 {
-                self.poll(Duration::ZERO)?;
+                self.poll()?;
             }
         }
         while self.producer.in_flight_count() > 0 && !self.stopped() {
-            self.poll(Duration::from_millis(5))?;
+            self.poll_and_rest()?;
         }
         if self.stopped() {
             self.abort();
@@ -185,7 +189,7 @@ impl Appender {
             if self.stopped() {
                 return Ok(());
             }
-            self.poll(Duration::from_millis(1))?;
+            self.poll_and_rest()?;
         }
         let sequence = place.key.map(|key| sequences[key].to_be_bytes());
         loop {
@@ -210,7 +214,7 @@ impl Appender {
                     if self.stopped() {
                         return Ok(());
                     }
-                    self.poll(Duration::from_millis(1))?;
+                    self.poll_and_rest()?;
                 }
                 Err((error, _)) => {
                     return Err(Failure::Append { record: index, reason: error.to_string() });
@@ -238,10 +242,17 @@ impl Appender {
         self.signs.stop.load(Ordering::Acquire)
     }
 
-    /// Serves the client's delivery reports for that long.
-    fn poll(&self, time: Duration) -> Result<(), Failure> {
-        self.producer.poll(time);
+    /// Serves the client's delivery reports.
+    fn poll(&self) -> Result<(), Failure> {
+        self.producer.poll(Duration::ZERO);
         self.failed()
+    }
+
+    /// The same, then rests. The client's own wait would spin through its last millisecond.
+    fn poll_and_rest(&self) -> Result<(), Failure> {
+        self.poll()?;
+        thread::sleep(REST);
+        Ok(())
     }
 
     fn failed(&self) -> Result<(), Failure> {
@@ -261,7 +272,8 @@ impl Appender {
     fn abort(&mut self) {
         let deadline = Instant::now() + FLUSH_LIMIT;
         while self.producer.in_flight_count() > 0 && Instant::now() < deadline {
-            self.producer.poll(Duration::from_millis(5));
+            self.producer.poll(Duration::ZERO);
+            thread::sleep(REST);
         }
         if self.producer.in_flight_count() > 0 {
             self.producer.purge(PurgeConfig::default().queue().inflight());

@@ -23,6 +23,9 @@ use super::violation::Breach;
 /// How often the run is looked at: what finishes out of order between two looks is not seen.
 const LOOK: Duration = Duration::from_millis(1);
 
+/// What counts of the time between two looks: a process that was suspended has not lost its patience.
+const LONGEST_LOOK: Duration = Duration::from_millis(100);
+
 /// How long the group may take to get its first partition: a broker holds back a new group's first assignment for three
 /// seconds, and a slow machine may need several of them.
 const FIRST_ASSIGNMENT: Duration = Duration::from_secs(60);
@@ -153,10 +156,10 @@ impl Run<'_> {
         highest: &mut u64,
     ) -> Ending {
         let patience = self.options.patience();
-        let started = Instant::now();
         let mut follower = Follower::new(self.plan.partitions());
         let mut last = Progress::default();
-        let mut moved = started;
+        let mut quiet = Duration::ZERO;
+        let mut looked = Instant::now();
         loop {
             thread::sleep(LOOK);
             let begun = signs.begin.load(Ordering::Acquire);
@@ -183,21 +186,27 @@ impl Run<'_> {
                 return Ending::Complete;
             }
             let now = Instant::now();
+            quiet += (now - looked).min(LONGEST_LOOK);
+            looked = now;
             let moves =
                 |progress: Progress| (progress.appended, progress.finished, progress.committed);
             if moves(progress) != moves(last) {
-                moved = now;
+                quiet = Duration::ZERO;
             }
             last = progress;
             if !begun {
-                if now - started >= FIRST_ASSIGNMENT {
+                if quiet >= FIRST_ASSIGNMENT {
                     let (topic, seconds) = (cluster.topic().to_owned(), FIRST_ASSIGNMENT.as_secs());
                     return Ending::Failed(Failure::NotAssigned { topic, seconds });
                 }
-                moved = now;
+                continue;
             }
-            if now - moved >= patience {
-                return Ending::Stalled(patience);
+            if quiet >= patience {
+                // Without its broker nobody can keep a promise.
+                return match cluster.probe() {
+                    Ok(()) => Ending::Stalled(patience),
+                    Err(failure) => Ending::Failed(failure),
+                };
             }
         }
     }
@@ -232,8 +241,9 @@ impl Run<'_> {
         highest: u64,
     ) -> Result<Report, Failure> {
         let checker = &self.checker;
-        // A consumer that has not left may still commit: then only the events count.
-        let offsets = if consumed.is_some() { Some(cluster.offsets()) } else { None };
+        // A consumer that has not left may still commit, a broker that failed need not be asked again.
+        let ask = consumed.is_some() && !matches!(ending, Ending::Failed(_));
+        let offsets = if ask { Some(cluster.offsets()) } else { None };
         let complete = matches!(ending, Ending::Complete);
         let interrupted = matches!(ending, Ending::Interrupted);
         let early = matches!(ending, Ending::ConsumerReturned);
