@@ -32,9 +32,13 @@ impl Registry {
 
     /// Halts an epoch: of its records none starts that has not started.
     pub(crate) fn halt(&self, epoch: &Shared) {
-        if !epoch.halt() {
-            // Relaxed: as the epoch's own flag.
-            self.halted.fetch_add(1, Ordering::Relaxed);
+        // Counted before the flag is set, never after: whoever finds the flag set by another thread
+        // must find the count too, or it would start a later record of the key that just failed.
+        // Relaxed: ordered by the swap in `Shared::halt`.
+        self.halted.fetch_add(1, Ordering::Relaxed);
+        if epoch.halt() {
+            // Relaxed: the one that set the flag keeps its count until the epoch is gone.
+            self.halted.fetch_sub(1, Ordering::Relaxed);
         }
     }
 

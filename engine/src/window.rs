@@ -64,8 +64,9 @@ impl Shared {
 
     /// Whether it was halted before.
     pub(crate) fn halt(&self) -> bool {
-        // Relaxed: see `halted`.
-        self.halted.swap(true, Ordering::Relaxed)
+        // AcqRel: who finds it set also finds the count that its setter made before; see
+        // `Registry::halt`.
+        self.halted.swap(true, Ordering::AcqRel)
     }
 
     /// Offset of the record in an admitted and not yet passed place.

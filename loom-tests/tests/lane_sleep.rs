@@ -3,8 +3,9 @@
 
 use loom::thread;
 use plimsoll_engine::internals::{LaneTx, Order};
-use plimsoll_loom_tests::{Bound, Parking, Worker, explore, lane};
+use plimsoll_loom_tests::{Bound, Effect, Parking, Worker, explore, lane};
 use std::collections::BTreeSet;
+use std::rc::Rc;
 
 fn flush(tx: &mut LaneTx<u32>, parking: &Parking) -> bool {
     let asleep = tx.flush();
@@ -143,4 +144,36 @@ fn an_owed_wake_up() {
 #[should_panic(expected = "deadlock")]
 fn twin_an_owed_wake_up_that_is_forgotten() {
     explore(Bound::Exhaustive, || owed(false));
+}
+
+/// Either the worker is refused its sleep or the flush finds it asleep; and then the dispatcher sees
+/// what the worker did before. Returns whether it slept.
+fn announced(order: Order) -> bool {
+    let (mut tx, mut rx) = lane(1, order);
+    let effect = Rc::new(Effect::new());
+    let worker = thread::spawn({
+        let effect = Rc::clone(&effect);
+        move || {
+            effect.happen();
+            rx.doze()
+        }
+    });
+    tx.push(0).unwrap();
+    let found = tx.flush();
+    if found {
+        effect.rely();
+    }
+    assert_eq!(worker.join().unwrap(), found);
+    found
+}
+
+#[test]
+fn a_sleep_is_found_or_refused() {
+    assert_eq!(explore(Bound::Exhaustive, || announced(Order::Right)), [false, true].into());
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn twin_a_sleep_found_without_order() {
+    explore(Bound::Exhaustive, || announced(Order::WeakFlush));
 }
