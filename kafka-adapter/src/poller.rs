@@ -591,9 +591,8 @@ impl<C: Client> Poller<C> {
             Phase::Draining { until } => {
                 let all: Vec<usize> = (0..self.partitions.len()).collect();
                 let drained = self.are_drained(&all);
-                if (drained || now >= until || asked == Asked::Now)
-                    && (self.in_flight.is_empty() || now >= until)
-                {
+                let settled = drained && self.in_flight.is_empty();
+                if settled || now >= until || asked == Asked::Now {
                     self.commit();
                     let patience = if asked == Asked::Now {
                         self.limits.commit.min(Duration::from_secs(1))

@@ -152,7 +152,7 @@ impl fmt::Debug for Record {
 impl Drop for Record {
     fn drop(&mut self) {
         // SAFETY: the message is ours and goes exactly once. It holds what it needs of its client,
-        // so it may even outlive it. Exercised by `a_stuck_handler_does_not_hold_the_end`.
+        // so it may even outlive it. Exercised by `b41_a_stuck_handler_does_not_hold_the_end`.
         unsafe { ffi::rd_kafka_message_destroy(self.raw.as_ptr()) };
     }
 }
