@@ -13,9 +13,8 @@ use std::num::NonZeroU8;
 /// | 32..48 | slot of the epoch |
 /// | 48..56 | lap of the ring |
 ///
-/// One number, not fields: fields are put together on the stack by small stores and taken up by one
-/// wide load, which cannot be forwarded and so waits until every earlier store, also the slow ones
-/// into lines that the worker holds, is done. That alone cost ten times what the rest does.
+/// One number, not fields, so that it is written by one store and read by one load. What that saves
+/// was not measured on a quiet machine.
 #[derive(Debug)]
 pub(crate) struct Entry<T> {
     pub(crate) payload: T,

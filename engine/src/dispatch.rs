@@ -462,6 +462,13 @@ impl<T> Lane<T> {
         }
     }
 
+    /// Tells the worker to end when the lane is empty.
+    fn stop(&mut self) {
+        self.flush(false);
+        self.tx.stop();
+        self.thread.thread().unpark();
+    }
+
     fn is_worth_waking(&self) -> bool {
         self.tx.pending() >= MANY || self.backlog_ns() >= WORTH_WAKING.as_nanos() as f64
     }
@@ -656,53 +663,21 @@ impl<T: Send + 'static> Executor<T> {
     }
 
     /// Admits records of one epoch in offset order, as many as `records` yields; otherwise as
-    /// [`offer`](Self::offer), for less than half of its cost. Returns how many were admitted.
+    /// [`offer`](Self::offer). Returns how many were admitted.
     ///
     /// # Errors
     /// [`Rejected`] hands back the first record that was not admitted; those before it were, and
     /// those after it were not taken from the iterator.
-    ///
-    /// # Panics
-    /// When the iterator does; the epoch then takes no more records.
     #[inline]
     pub fn offer_all(
         &mut self,
         id: EpochId,
         records: impl IntoIterator<Item = (i64, Route, T)>,
     ) -> Result<u32, Rejected<T>> {
-        let mut records = records.into_iter();
-        let Some(slot) = self.accepting(id) else {
-            return match records.next() {
-                Some((_, _, payload)) => Err(Rejected { payload, refused: Refused::Closed }),
-                None => Ok(0),
-            };
-        };
-        let (shared, mut admission) = slot.window.lend();
         let mut count = 0;
-        for (offset, route, payload) in &mut records {
-            let place = match admission.admit(&shared, offset) {
-                Some(place) => place,
-                None => {
-                    let window = match &mut self.epochs[usize::from(id.slot)] {
-                        Some(slot) => &mut slot.window,
-                        // It was there a moment ago and only `pass` frees slots.
-                        None => return Err(Rejected { payload, refused: Refused::Closed }),
-                    };
-                    window.restore(admission);
-                    match window.admit_refused(offset) {
-                        Ok(place) => {
-                            admission = window.lend().1;
-                            place
-                        }
-                        Err(refused) => return Err(Rejected { payload, refused }),
-                    }
-                }
-            };
-            self.send(route, Entry::new(payload, &place, id.slot));
+        for (offset, route, payload) in records {
+            self.offer(id, offset, route, payload)?;
             count += 1;
-        }
-        if let Some(slot) = &mut self.epochs[usize::from(id.slot)] {
-            slot.window.restore(admission);
         }
         Ok(count)
     }
@@ -868,18 +843,15 @@ impl<T: Send + 'static> Executor<T> {
         let mut position = end;
         for entry in recalled.drain(..) {
             position = advance(position, POSITION);
-            let lane = &mut self.lanes[index];
-            let shard = lane.shard_at(position);
+            let shard = self.lanes[index].shard_at(position);
             if shard == NONE {
                 self.wait_anywhere(entry);
                 continue;
             }
+            self.count_waiting(&entry);
             let list = &mut self.shards[shard as usize].waiting;
             if list.is_empty() {
-                lane.tied.push_back(shard);
-            }
-            if let Some(slot) = &mut self.epochs[usize::from(entry.epoch())] {
-                slot.waiting += 1;
+                self.lanes[index].tied.push_back(shard);
             }
             self.slab.push_front(list, entry);
         }
@@ -955,7 +927,7 @@ impl<T: Send + 'static> Executor<T> {
         self.lanes.iter().any(|lane| lane.tx.finished() > 0)
     }
 
-    /// Estimated work in the fullest lane that is moving, to judge how long a nap may be.
+    /// Estimated work in the lane that has least, to judge how long a nap may be.
     pub fn backlog(&self) -> Duration {
         let least = self.lanes.iter().map(Lane::backlog_ns).fold(f64::INFINITY, f64::min);
         Duration::from_nanos(least as u64)
@@ -1045,9 +1017,7 @@ impl<T: Send + 'static> Executor<T> {
     /// is queued must not run any more.
     pub fn stop(&mut self) {
         for lane in &mut self.lanes {
-            lane.flush(false);
-            lane.tx.stop();
-            lane.thread.thread().unpark();
+            lane.stop();
         }
     }
 
@@ -1063,9 +1033,7 @@ impl<T> Drop for Executor<T> {
             self.common.registry.halt(slot.window.shared());
         }
         for lane in &mut self.lanes {
-            lane.flush(false);
-            lane.tx.stop();
-            lane.thread.thread().unpark();
+            lane.stop();
         }
     }
 }

@@ -212,13 +212,6 @@ pub struct Progress {
 #[derive(Debug)]
 pub struct Window {
     shared: Arc<Shared>,
-    admission: Admission,
-    start: i64,
-}
-
-/// How far admission is. The admitting side's own, so plain numbers.
-#[derive(Debug)]
-pub(crate) struct Admission {
     next: Place,
     admitted: u64,
     /// Up to how many may be admitted: capacity beyond the last `passed` that was read, which is
@@ -226,35 +219,7 @@ pub(crate) struct Admission {
     full_at: u64,
     /// The last admitted offset; `start - 1` before the first.
     last: i64,
-}
-
-impl Admission {
-    /// Stands in while the real one is lent: admits nothing.
-    fn absent() -> Self {
-        Admission { next: Place::first(), admitted: 0, full_at: 0, last: i64::MAX }
-    }
-
-    /// Takes the next place for `offset`; `None` when the window refuses, or looks full. The
-    /// place is not published before [`publish`](Self::publish).
-    #[inline(always)]
-    pub(crate) fn admit(&mut self, shared: &Shared, offset: i64) -> Option<Place> {
-        if offset <= self.last || offset > LAST_OFFSET || self.admitted == self.full_at {
-            return None;
-        }
-        let place = self.next.step(shared.ring.capacity());
-        // Published by `publish`.
-        shared.offsets[place.index() as usize].set(offset);
-        self.admitted += 1;
-        self.last = offset;
-        Some(place)
-    }
-
-    /// Lets the scan see what was admitted.
-    #[inline(always)]
-    pub(crate) fn publish(&self, shared: &Shared) {
-        // Release: pairs with the Acquire in `scan`; the slots' offsets are written.
-        shared.admitted.store(self.admitted, Ordering::Release);
-    }
+    start: i64,
 }
 
 impl Window {
@@ -285,12 +250,10 @@ impl Window {
         };
         Ok(Window {
             shared: Arc::new(shared),
-            admission: Admission {
-                next: Place::first(),
-                admitted: 0,
-                full_at: u64::from(capacity),
-                last: start - 1,
-            },
+            next: Place::first(),
+            admitted: 0,
+            full_at: u64::from(capacity),
+            last: start - 1,
             start,
         })
     }
@@ -306,35 +269,20 @@ impl Window {
 
     #[inline(always)]
     pub(crate) fn admit_place(&mut self, offset: i64) -> Result<Place, Refused> {
-        let place = match self.admission.admit(&self.shared, offset) {
-            Some(place) => place,
-            None => self.admit_refused(offset)?,
-        };
-        self.admission.publish(&self.shared);
-        Ok(place)
-    }
-
-    /// Looks again whether the window is full, and says what forbids the record.
-    #[cold]
-    pub(crate) fn admit_refused(&mut self, offset: i64) -> Result<Place, Refused> {
-        if offset <= self.admission.last || offset > LAST_OFFSET {
+        if offset <= self.last || offset > LAST_OFFSET {
             return Err(self.refuse(offset));
         }
-        self.fresh_room();
-        let full = Refused::Full { capacity: self.capacity() };
-        self.admission.admit(&self.shared, offset).ok_or(full)
-    }
-
-    /// Takes the admission out, so that a batch of records needs no look at the window for each.
-    pub(crate) fn lend(&mut self) -> (Arc<Shared>, Admission) {
-        let admission = std::mem::replace(&mut self.admission, Admission::absent());
-        (Arc::clone(&self.shared), admission)
-    }
-
-    /// Puts it back.
-    pub(crate) fn restore(&mut self, admission: Admission) {
-        admission.publish(&self.shared);
-        self.admission = admission;
+        if self.admitted == self.full_at && self.fresh_room() == 0 {
+            return Err(Refused::Full { capacity: self.capacity() });
+        }
+        let place = self.next.step(self.shared.ring.capacity());
+        // Published by the Release below.
+        self.shared.offsets[place.index() as usize].set(offset);
+        self.admitted += 1;
+        self.last = offset;
+        // Release: pairs with the Acquire in `scan`; the slot's offset is written.
+        self.shared.admitted.store(self.admitted, Ordering::Release);
+        Ok(place)
     }
 
     #[cold]
@@ -344,7 +292,7 @@ impl Window {
         } else if offset < self.start {
             Refused::Below { offset, start: self.start }
         } else {
-            Refused::Duplicate { offset, last: self.admission.last }
+            Refused::Duplicate { offset, last: self.last }
         }
     }
 
@@ -352,11 +300,11 @@ impl Window {
     /// admitted since; it grows when the watermark moves.
     #[inline]
     pub fn room(&mut self) -> u32 {
-        if self.admission.admitted == self.admission.full_at {
+        if self.admitted == self.full_at {
             return self.fresh_room();
         }
         // At most the capacity, which is a `u32`.
-        (self.admission.full_at - self.admission.admitted) as u32
+        (self.full_at - self.admitted) as u32
     }
 
     /// As [`room`](Self::room), but always with the newest word of the reading side.
@@ -364,9 +312,9 @@ impl Window {
     pub fn fresh_room(&mut self) -> u32 {
         // Acquire: pairs with the Release in `scan`; the passed slots are free for reuse.
         let passed = self.shared.passed.load(Ordering::Acquire);
-        self.admission.full_at = passed + u64::from(self.shared.ring.capacity());
+        self.full_at = passed + u64::from(self.shared.ring.capacity());
         // At most the capacity, which is a `u32`.
-        (self.admission.full_at - self.admission.admitted) as u32
+        (self.full_at - self.admitted) as u32
     }
 
     /// The reading side.
@@ -386,12 +334,12 @@ impl Window {
 
     /// The last admitted offset, if any.
     pub fn last_admitted(&self) -> Option<i64> {
-        (self.admission.last >= self.start).then_some(self.admission.last)
+        (self.last >= self.start).then_some(self.last)
     }
 
     /// Records admitted since the epoch began.
     pub fn admitted(&self) -> u64 {
-        self.admission.admitted
+        self.admitted
     }
 
     pub(crate) fn shared(&self) -> &Arc<Shared> {
