@@ -213,13 +213,14 @@ pub fn ratio_to_classic(contender: &dyn Contender, setup: &Setup) -> Result<Meas
         cpu.borrow_mut().push(used.as_secs_f64() * 1e9 / outcome.records as f64);
         Ok::<_, FigureError>(outcome.ns_per_record())
     };
-    let Pairs { ratio, first, second } =
+    let Pairs { ratio, first, second, set_aside, disturbed } =
         try_paired(setup.rounds, || run(&classic, &cpu[0]), || run(contender, &cpu[1]))?;
     let [classic_cpu, contender_cpu] = cpu.map(|ns| Summary::of(&ns.into_inner()).median);
     Ok(Measured {
         value: ratio.median,
         note: format!(
-            "median of {} pairs, {:.1} to {:.1}; {} {:.1} ns/record (CPU {:.1}), {} {:.1} (CPU {:.1})",
+            "median of {} pairs, {:.1} to {:.1} ({set_aside} more set aside, and {disturbed} of these kept, for time the \
+             host took); {} {:.1} ns/record (CPU {:.1}), {} {:.1} (CPU {:.1})",
             setup.rounds,
             ratio.min,
             ratio.max,

@@ -3,6 +3,10 @@
 //! The speed of a machine drifts: clock, placement of threads, neighbours. So two things are never measured one after
 //! the other, but in turn (A B A B ...), a ratio is taken within each pair, and the median of these ratios is the
 //! figure. The least and the greatest ratio are kept, for a median alone hides how sure it is.
+//!
+//! On a virtual machine the host sometimes runs something else in our place ("steal" in `/proc/stat`). A run of some
+//! ten milliseconds that loses one of them says nothing, so a pair in which the host took time is measured again, a
+//! limited number of times; how many were is part of the result.
 
 use std::{convert::Infallible, time::Duration};
 
@@ -47,15 +51,32 @@ pub struct Pairs {
     pub first: Summary,
     /// The second values.
     pub second: Summary,
+    /// Pairs that were measured again because the host took time during them.
+    pub set_aside: usize,
+    /// Pairs that count although the host took time during them, since it hardly ever did not.
+    pub disturbed: usize,
 }
+
+/// How many pairs are measured at most, for each that shall count.
+const MOST_TRIES: usize = 4;
 
 /// Takes `rounds` pairs of values in turn, after one uncounted pair.
 ///
-/// At least one round is taken.
+/// At least one round is taken. A pair during which the host took processor time away is taken again, as long as no more
+/// than four times the rounds are taken.
 ///
 /// # Errors
 /// The first error of `first` or `second`.
 pub fn try_paired<E>(
+    rounds: usize,
+    first: impl FnMut() -> Result<f64, E>,
+    second: impl FnMut() -> Result<f64, E>,
+) -> Result<Pairs, E> {
+    try_paired_while(stolen_ticks, rounds, first, second)
+}
+
+fn try_paired_while<E>(
+    mut stolen: impl FnMut() -> u64,
     rounds: usize,
     mut first: impl FnMut() -> Result<f64, E>,
     mut second: impl FnMut() -> Result<f64, E>,
@@ -63,18 +84,32 @@ pub fn try_paired<E>(
     // The uncounted pair pages memory in and wakes the clock of the processor up.
     first()?;
     second()?;
-    let (mut firsts, mut seconds, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
-    for _ in 0..rounds.max(1) {
+    let rounds = rounds.max(1);
+    let (mut pairs, mut disturbed) = (Vec::new(), Vec::new());
+    while pairs.len() < rounds && pairs.len() + disturbed.len() < rounds * MOST_TRIES {
+        let before = stolen();
         let pair = (first()?, second()?);
-        firsts.push(pair.0);
-        seconds.push(pair.1);
-        ratios.push(pair.0 / pair.1);
+        if stolen() == before { &mut pairs } else { &mut disturbed }.push(pair);
     }
+    let missing = rounds - pairs.len();
+    let set_aside = disturbed.len() - missing;
+    pairs.extend(disturbed.into_iter().take(missing));
+    let summary =
+        |of: fn(&(f64, f64)) -> f64| Summary::of(&pairs.iter().map(of).collect::<Vec<_>>());
     Ok(Pairs {
-        ratio: Summary::of(&ratios),
-        first: Summary::of(&firsts),
-        second: Summary::of(&seconds),
+        ratio: summary(|pair| pair.0 / pair.1),
+        first: summary(|pair| pair.0),
+        second: summary(|pair| pair.1),
+        set_aside,
+        disturbed: missing,
     })
+}
+
+/// Processor time the host has taken from all processors of this machine, in ticks (mostly 10 ms); 0 where that is not
+/// known.
+fn stolen_ticks() -> u64 {
+    let steal = |text: String| text.lines().next()?.split_whitespace().nth(8)?.parse().ok();
+    std::fs::read_to_string("/proc/stat").ok().and_then(steal).unwrap_or_default()
 }
 
 /// [`try_paired`] for values that cannot fail.
@@ -143,6 +178,37 @@ mod tests {
         // The first pair, 10 and 1, does not count.
         assert_eq!((pairs.first.min, pairs.first.max), (20.0, 40.0));
         assert_eq!((pairs.second.min, pairs.second.max), (2.0, 4.0));
+    }
+
+    #[test]
+    fn disturbed_pairs_are_taken_again_but_not_for_ever() {
+        // Of the pairs after the uncounted one, the first and the third are disturbed.
+        let (taken, ticks) = (RefCell::new(0), RefCell::new(0));
+        let pairs = |disturbed: fn(u64) -> bool| {
+            (*taken.borrow_mut(), *ticks.borrow_mut()) = (0, 0);
+            try_paired_while::<Infallible>(
+                || *ticks.borrow(),
+                3,
+                || {
+                    *taken.borrow_mut() += 1;
+                    *ticks.borrow_mut() += u64::from(disturbed(*taken.borrow() - 1));
+                    Ok(*taken.borrow() as f64)
+                },
+                || Ok(1.0),
+            )
+            .unwrap()
+        };
+        let some = pairs(|pair| pair == 1 || pair == 3);
+        assert_eq!((some.set_aside, some.disturbed, *taken.borrow()), (2, 0, 6));
+        assert_eq!((some.first.min, some.first.median, some.first.max), (3.0, 5.0, 6.0));
+        // All are: the first three count, of twelve.
+        let all = pairs(|_| true);
+        assert_eq!((all.set_aside, all.disturbed, *taken.borrow()), (9, 3, 13));
+        assert_eq!((all.first.min, all.first.max), (2.0, 4.0));
+        // All but one are: that one counts, and the first two of the others.
+        let one = pairs(|pair| pair != 5);
+        assert_eq!((one.set_aside, one.disturbed), (9, 2));
+        assert_eq!((one.first.min, one.first.median, one.first.max), (2.0, 3.0, 6.0));
     }
 
     #[test]

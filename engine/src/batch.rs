@@ -6,40 +6,54 @@ use std::num::NonZeroU8;
 
 /// One record on its way through a lane: 8 bytes beside the payload, since what a record costs is
 /// mostly the cache lines that cross from the dispatcher to the worker.
+#[derive(Debug)]
+pub(crate) struct Entry<T> {
+    pub(crate) payload: T,
+    pub(crate) tag: Tag,
+}
+
+/// Where a record is to be marked. There is one entry per place, and its worker marks it once.
 ///
-/// | bits of `tag` | meaning |
+/// | bits | meaning |
 /// |---|---|
 /// | 0..32 | slot of the ring |
 /// | 32..48 | slot of the epoch |
 /// | 48..56 | lap of the ring |
 ///
-/// One number, not fields, so that it is written by one store and read by one load. What that saves
-/// was not measured on a quiet machine.
-#[derive(Debug)]
-pub(crate) struct Entry<T> {
-    pub(crate) payload: T,
-    tag: u64,
+/// One number, not fields, so that it is written by one store and read by one load.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Tag(u64);
+
+impl Tag {
+    #[inline(always)]
+    pub(crate) fn new(index: u32, epoch: u16, lap: NonZeroU8) -> Self {
+        Tag(u64::from(index) | u64::from(epoch) << 32 | u64::from(lap.get()) << 48)
+    }
+
+    /// That of a later slot in the same lap.
+    #[inline(always)]
+    pub(crate) fn plus(self, slots: u32) -> Self {
+        Tag(self.0 + u64::from(slots))
+    }
 }
 
 impl<T> Entry<T> {
     #[inline(always)]
     pub(crate) fn new(payload: T, place: &Place, epoch: u16) -> Self {
-        let lap = u64::from(place.lap.get());
-        let tag = u64::from(place.index) | u64::from(epoch) << 32 | lap << 48;
-        Entry { payload, tag }
+        Entry { payload, tag: Tag::new(place.index, epoch, place.lap) }
     }
 
     /// Slot of its epoch.
     #[inline(always)]
     pub(crate) fn epoch(&self) -> u16 {
-        (self.tag >> 32) as u16
+        (self.tag.0 >> 32) as u16
     }
 
-    /// Its place in its epoch's ring. There is one entry per place, and its worker marks it once.
+    /// Its place in its epoch's ring.
     #[inline(always)]
     pub(crate) fn place(&self) -> Place {
-        let lap = NonZeroU8::new((self.tag >> 48) as u8).unwrap_or(NonZeroU8::MIN);
-        Place { index: self.tag as u32, lap }
+        let lap = NonZeroU8::new((self.tag.0 >> 48) as u8).unwrap_or(NonZeroU8::MIN);
+        Place { index: self.tag.0 as u32, lap }
     }
 }
 
@@ -76,7 +90,6 @@ impl<'a, T> Batch<'a, T> {
 
     /// The records, those of one key in offset order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &'a T> + use<'a, T> {
-        let run = self.run;
-        (self.from..self.to).map(move |index| &run.get(index).payload)
+        self.run.range(self.from, self.to).map(|entry| &entry.payload)
     }
 }

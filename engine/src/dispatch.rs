@@ -18,10 +18,10 @@
 //! work, so that a slow handler holds few records hostage. Records are taken in only while some
 //! lane has room ([`Executor::demand`]), so what cannot run yet stays with its source.
 
-use crate::batch::{Batch, Entry};
+use crate::batch::{Batch, Entry, Tag};
 use crate::epoch::{EpochId, Registry};
 use crate::error::{InvalidSetting, Refused};
-use crate::lane::{LaneTx, Order, POSITION, advance, distance, lane, reached};
+use crate::lane::{LaneTx, Order, POSITION, Writer, advance, distance, lane, reached};
 use crate::outcome::IntoOutcome;
 use crate::ring::boxed;
 use crate::shard::{NONE, Shard, Slab};
@@ -284,10 +284,30 @@ impl Builder {
     }
 }
 
+/// The shard of a hash: its high half, scaled. Any number of shards, no division.
+#[inline(always)]
+fn shard_of(hash: u64, shards: usize) -> u32 {
+    (((hash >> 32) * shards as u64) >> 32) as u32
+}
+
 fn within(setting: &'static str, value: usize, most: u32) -> Result<u32, InvalidSetting> {
     match u32::try_from(value) {
         Ok(fits) if (1..=most).contains(&fits) => Ok(fits),
         _ => Err(InvalidSetting::new(setting, format!("{value} is outside 1..={most}"))),
+    }
+}
+
+/// Records on their way into a lane. When it goes, they are admitted; also if it goes because the
+/// iterator they come from panics.
+struct Stream<'a, T> {
+    writer: Writer<'a, Entry<T>>,
+    window: &'a mut Window,
+}
+
+impl<T> Drop for Stream<'_, T> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        self.window.admit_places(self.writer.written());
     }
 }
 
@@ -674,26 +694,77 @@ impl<T: Send + 'static> Executor<T> {
         id: EpochId,
         records: impl IntoIterator<Item = (i64, Route, T)>,
     ) -> Result<u32, Rejected<T>> {
+        let mut records = records.into_iter();
         let mut count = 0;
-        for (offset, route, payload) in records {
+        loop {
+            let (taken, first) = self.stream(id, &mut records);
+            count += taken;
+            let Some((offset, route, payload)) = first else { return Ok(count) };
             self.offer(id, offset, route, payload)?;
             count += 1;
         }
-        Ok(count)
+    }
+
+    /// Takes records in as long as they are contiguous and go straight into the current lane.
+    /// Returns how many, and the first that does not.
+    #[inline(always)]
+    fn stream(
+        &mut self,
+        id: EpochId,
+        records: &mut impl Iterator<Item = (i64, Route, T)>,
+    ) -> (u32, Option<(i64, Route, T)>) {
+        let (Some(Some(slot)), Some(lane)) =
+            (self.epochs.get_mut(usize::from(id.slot)), self.lanes.get_mut(self.current))
+        else {
+            return (0, records.next());
+        };
+        if slot.accepts != id.generation {
+            return (0, records.next());
+        }
+        let places = slot.window.places(lane.easy.saturating_sub(lane.tx.pending()));
+        let (current, shards, shards_of) =
+            (self.current as u32, &mut *self.shards, &mut *lane.shards);
+        let mut stream = Stream { writer: lane.tx.writer(places.count), window: &mut slot.window };
+        let writer = &mut stream.writer;
+        let tag = Tag::new(places.index, id.slot, places.lap);
+        let mut first = None;
+        for record in records {
+            let Route::Ordered(hash) = record.1 else {
+                first = Some(record);
+                break;
+            };
+            let index = shard_of(hash, shards.len());
+            // Whether or not its earlier records are still in the lane, it may go there. One test
+            // for both cases, because which it is nobody can predict.
+            let Some(shard) = shards.get_mut(index as usize).filter(|shard| {
+                shard.lane == current
+                    && !shard.waits()
+                    && record.0.wrapping_sub(places.offset) == i64::from(writer.written())
+                    && !writer.is_full()
+            }) else {
+                first = Some(record);
+                break;
+            };
+            shards_of[writer.end() as usize % LANE as usize] = index;
+            let tag = tag.plus(writer.written());
+            let pushed = writer.push(Entry { payload: record.2, tag }).is_ok();
+            debug_assert!(pushed, "it was not full");
+            shard.position = writer.end();
+        }
+        (stream.writer.written(), first)
     }
 
     #[inline(always)]
     fn send(&mut self, route: Route, entry: Entry<T>) {
         match route {
             Route::Ordered(hash) => {
-                // The high half, scaled: any number of shards, no division.
-                let index = (((hash >> 32) * self.shards.len() as u64) >> 32) as u32;
+                let index = shard_of(hash, self.shards.len());
                 let shard = &mut self.shards[index as usize];
                 let lane = &mut self.lanes[self.current];
                 // Whether or not its earlier records are still in the lane, it may go there. One
                 // test for both cases, because which it is nobody can predict.
                 if shard.lane == self.current as u32
-                    && shard.waiting.is_empty()
+                    && !shard.waits()
                     && lane.tx.pending() < lane.easy
                 {
                     shard.position = lane.push(index, entry);
@@ -707,7 +778,7 @@ impl<T: Send + 'static> Executor<T> {
 
     fn dispatch(&mut self, index: u32, entry: Entry<T>) {
         let shard = &mut self.shards[index as usize];
-        if shard.waiting.is_empty() {
+        if !shard.waits() {
             if let Some(lane) = self.lanes.get_mut(shard.lane as usize)
                 && !reached(lane.tx.reclaimed(), shard.position)
             {
@@ -747,7 +818,7 @@ impl<T: Send + 'static> Executor<T> {
     fn wait(&mut self, index: u32, entry: Entry<T>) {
         self.count_waiting(&entry);
         let shard = &mut self.shards[index as usize];
-        if shard.waiting.is_empty() {
+        if !shard.waits() {
             match self.lanes.get_mut(shard.lane as usize) {
                 Some(lane) if !reached(lane.tx.reclaimed(), shard.position) => {
                     lane.tied.push_back(index);
@@ -755,7 +826,7 @@ impl<T: Send + 'static> Executor<T> {
                 _ => self.ready.push_back(index),
             }
         }
-        self.slab.push(&mut shard.waiting, entry);
+        self.slab.push(shard, entry);
     }
 
     fn count_waiting(&mut self, entry: &Entry<T>) {
@@ -849,8 +920,8 @@ impl<T: Send + 'static> Executor<T> {
                 continue;
             }
             self.count_waiting(&entry);
-            let list = &mut self.shards[shard as usize].waiting;
-            if list.is_empty() {
+            let list = &mut self.shards[shard as usize];
+            if !list.waits() {
                 self.lanes[index].tied.push_back(shard);
             }
             self.slab.push_front(list, entry);
@@ -885,7 +956,7 @@ impl<T: Send + 'static> Executor<T> {
         let shard = &mut self.shards[index as usize];
         let lane = &mut self.lanes[to];
         while lane.room() > 0 {
-            let Some(entry) = self.slab.pop(&mut shard.waiting) else { return };
+            let Some(entry) = self.slab.pop(shard) else { return };
             let mut halted = false;
             if let Some(slot) = &mut self.epochs[usize::from(entry.epoch())] {
                 slot.waiting -= 1;
@@ -896,7 +967,7 @@ impl<T: Send + 'static> Executor<T> {
                 shard.position = lane.push(index, entry);
             }
         }
-        if !shard.waiting.is_empty() {
+        if shard.waits() {
             lane.tied.push_back(index);
         }
     }

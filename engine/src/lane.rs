@@ -39,6 +39,12 @@ use std::mem::MaybeUninit;
 pub(crate) const POSITION: u32 = (1 << 31) - 1;
 const ASLEEP: u64 = 1 << 31;
 const END_SHIFT: u32 = 32;
+/// Bytes of a cache line.
+const LINE: u32 = 64;
+/// How many entries ahead a [`Writer`] asks for a slot, whose cache line the worker holds since the
+/// last lap. What it saves was measured: see "The dispatcher asks for a lane's lines ahead" in
+/// `docs/src/design.md`.
+const AHEAD: u32 = 64;
 
 #[inline(always)]
 fn claim_of(word: u64) -> u32 {
@@ -93,12 +99,31 @@ unsafe impl<E: Send> Send for Shared<E> {}
 impl<E> Shared<E> {
     #[inline(always)]
     fn slot(&self, position: u32) -> &UnsafeCell<MaybeUninit<E>> {
-        let index = position as usize & (self.slots.len() - 1);
-        debug_assert!(index < self.slots.len());
-        // SAFETY: the length is a power of two and so at least 1 (checked by `lane`); a number
-        // masked by it less one is below it. Exercised by every test.
-        unsafe { self.slots.get_unchecked(index) }
+        slot_of(&self.slots, position)
     }
+}
+
+/// Fetches the cache line of a slot that will be written soon.
+#[inline(always)]
+fn prefetch_for_write<T>(slot: *mut T) {
+    #[cfg(all(target_arch = "x86_64", not(loom), not(miri)))]
+    // SAFETY: a prefetch neither reads nor writes anything a program can see, whatever the address;
+    // processors without it take it for a no-op. Exercised by every test of an executor.
+    unsafe {
+        std::arch::asm!("prefetchw [{}]", in(reg) slot, options(nostack, preserves_flags));
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(loom), not(miri))))]
+    let _ = slot;
+}
+
+/// The slot of a position.
+#[inline(always)]
+fn slot_of<T>(slots: &[T], position: u32) -> &T {
+    let index = position as usize & (slots.len() - 1);
+    debug_assert!(index < slots.len());
+    // SAFETY: the length is a power of two and so at least 1 (checked by `lane`); a number masked
+    // by it less one is below it. Exercised by every test.
+    unsafe { slots.get_unchecked(index) }
 }
 
 impl<E> Drop for Shared<E> {
@@ -205,6 +230,14 @@ impl<E> LaneTx<E> {
         });
         self.staged = advance(self.staged, 1);
         Ok(())
+    }
+
+    /// Puts up to `most` entries behind the last one, with the lane's numbers in registers.
+    #[inline(always)]
+    pub fn writer(&mut self, most: u32) -> Writer<'_, E> {
+        let most = most.min(self.length() - self.pending());
+        let LaneTx { shared, staged, .. } = self;
+        Writer { slots: &shared.slots, start: *staged, staged, most, written: 0 }
     }
 
     /// Publishes what was pushed. Returns whether the worker was asleep: the caller must unpark it.
@@ -330,6 +363,72 @@ impl<E> LaneTx<E> {
     }
 }
 
+/// [`LaneTx::push`] for many entries. Dropping it gives the lane its position back.
+#[derive(Debug)]
+pub struct Writer<'a, E> {
+    slots: &'a [UnsafeCell<MaybeUninit<E>>],
+    staged: &'a mut u32,
+    start: u32,
+    most: u32,
+    written: u32,
+}
+
+impl<E> Writer<'_, E> {
+    /// Entries in a cache line.
+    const PER_LINE: u32 = match size_of::<E>() {
+        0 => LINE,
+        size if size < LINE as usize => LINE / size as u32,
+        _ => 1,
+    };
+
+    /// Whether nothing more can be pushed.
+    #[inline(always)]
+    pub fn is_full(&self) -> bool {
+        self.written == self.most
+    }
+
+    /// Position after the last pushed entry.
+    #[inline(always)]
+    pub fn end(&self) -> u32 {
+        advance(self.start, self.written)
+    }
+
+    /// Entries pushed with this writer.
+    #[inline(always)]
+    pub fn written(&self) -> u32 {
+        self.written
+    }
+
+    /// As [`LaneTx::push`].
+    ///
+    /// # Errors
+    /// Hands the entry back when the writer is full.
+    #[inline(always)]
+    pub fn push(&mut self, entry: E) -> Result<(), E> {
+        if self.is_full() {
+            return Err(entry);
+        }
+        let position = self.end();
+        if position.is_multiple_of(Self::PER_LINE) {
+            slot_of(self.slots, advance(position, AHEAD)).with_mut(prefetch_for_write);
+        }
+        slot_of(self.slots, position).with_mut(|slot| {
+            // SAFETY: as in `LaneTx::push`, which this borrows: `position` is less than `most`
+            // behind `staged`, and so many slots are free. Tested by `lane_hand_over` (loom).
+            unsafe { (*slot).write(entry) };
+        });
+        self.written += 1;
+        Ok(())
+    }
+}
+
+impl<E> Drop for Writer<'_, E> {
+    #[inline(always)]
+    fn drop(&mut self) {
+        *self.staged = self.end();
+    }
+}
+
 impl<E> Drop for LaneTx<E> {
     fn drop(&mut self) {
         // Relaxed: read only by the drop of the shared part, which is ordered after this one.
@@ -447,6 +546,22 @@ impl<E> Run<'_, E> {
             // dropped), so it is written and the worker's alone; the reference borrows the run.
             // Tested by `lane_hand_over` (loom).
             unsafe { (*slot).assume_init_ref() }
+        })
+    }
+
+    /// The entries of a range.
+    ///
+    /// # Panics
+    /// When the range does not lie in `0..len`.
+    #[inline(always)]
+    pub fn range(&self, from: u32, to: u32) -> impl ExactSizeIterator<Item = &E> + Clone {
+        assert!(from <= to && to <= self.count, "entries {from}..{to} of {}", self.count);
+        let slots = &self.lane.shared.slots;
+        // A run does not go around the end of the slots.
+        let start = self.from as usize & (slots.len() - 1);
+        slots[start + from as usize..start + to as usize].iter().map(|slot| {
+            // SAFETY: as in `get`.
+            slot.with(|slot| unsafe { (*slot).assume_init_ref() })
         })
     }
 

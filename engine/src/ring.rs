@@ -120,19 +120,24 @@ impl Ring {
     #[inline]
     pub(crate) fn read(&self, place: &Place, most: u32) -> (u32, Flag) {
         let done = place.done();
-        for (count, stamp) in
-            self.stamps[place.index as usize..].iter().take(most as usize).enumerate()
-        {
-            // Acquire: pairs with the Release of `mark`; all effects of the record's handler
-            // happen before anything that is done with the watermark.
-            let stamp = stamp.load(Ordering::Acquire);
-            if stamp != done {
-                let flag = if stamp == done | FAILED { Flag::Failed } else { Flag::Open };
-                // Below `most`, which is a `u32`.
-                return (count as u32, flag);
-            }
-        }
-        (most.min(self.capacity() - place.index), Flag::Done)
+        let most = most.min(self.capacity() - place.index);
+        let stamps = &self.stamps[place.index as usize..][..most as usize];
+        // Acquire: pairs with the Release of `mark`; all effects of the record's handler happen
+        // before anything that is done with the watermark.
+        let is_done = |stamp: &AtomicU8| stamp.load(Ordering::Acquire) == done;
+        // Eight at a time, without a branch for each, as long as all are done.
+        let eights = stamps
+            .chunks_exact(8)
+            .take_while(|eight| eight.iter().fold(true, |all, stamp| all & is_done(stamp)));
+        let skipped = 8 * eights.count();
+        let Some(at) = stamps[skipped..].iter().position(|stamp| !is_done(stamp)) else {
+            return (most, Flag::Done);
+        };
+        let count = skipped + at;
+        // Acquire: as above.
+        let failed = stamps[count].load(Ordering::Acquire) == done | FAILED;
+        // Below `most`, which is a `u32`.
+        (count as u32, if failed { Flag::Failed } else { Flag::Open })
     }
 }
 

@@ -6,34 +6,30 @@
 pub(crate) const NONE: u32 = u32::MAX;
 
 /// One ordering domain. Its records are in at most one lane at a time.
+///
+/// The first half is what the dispatcher checks for each record, the second what it writes.
 #[derive(Debug, Clone)]
+#[repr(C)]
 pub(crate) struct Shard {
     /// The lane that holds, or last held, its records.
     pub(crate) lane: u32,
-    /// Position in that lane after its last record. The shard may change lane only when the
+    /// The list of waiting records, oldest first: younger than all in the lane.
+    head: u32,
+    /// Position in the lane after its last record there. The shard may change lane only when the
     /// lane's `done` has reached it.
     pub(crate) position: u32,
-    /// Waiting records, oldest first: younger than all in the lane.
-    pub(crate) waiting: List,
+    tail: u32,
 }
 
 impl Shard {
     pub(crate) fn new() -> Self {
-        Shard { lane: NONE, position: 0, waiting: List { head: NONE, tail: NONE } }
+        Shard { lane: NONE, head: NONE, position: 0, tail: NONE }
     }
-}
 
-/// A list threaded through a [`Slab`].
-#[derive(Debug, Clone)]
-pub(crate) struct List {
-    head: u32,
-    tail: u32,
-}
-
-impl List {
+    /// Whether it has waiting records.
     #[inline(always)]
-    pub(crate) fn is_empty(&self) -> bool {
-        self.head == NONE
+    pub(crate) fn waits(&self) -> bool {
+        self.head != NONE
     }
 }
 
@@ -77,33 +73,33 @@ impl<E> Slab<E> {
         index
     }
 
-    pub(crate) fn push(&mut self, list: &mut List, entry: E) {
+    pub(crate) fn push(&mut self, shard: &mut Shard, entry: E) {
         let index = self.node(entry, NONE);
-        if list.is_empty() {
-            list.head = index;
+        if !shard.waits() {
+            shard.head = index;
         } else {
-            self.nodes[list.tail as usize].next = index;
+            self.nodes[shard.tail as usize].next = index;
         }
-        list.tail = index;
+        shard.tail = index;
     }
 
     /// Puts an entry before all others: it is older than they are.
-    pub(crate) fn push_front(&mut self, list: &mut List, entry: E) {
-        let index = self.node(entry, list.head);
-        if list.is_empty() {
-            list.tail = index;
+    pub(crate) fn push_front(&mut self, shard: &mut Shard, entry: E) {
+        let index = self.node(entry, shard.head);
+        if !shard.waits() {
+            shard.tail = index;
         }
-        list.head = index;
+        shard.head = index;
     }
 
-    pub(crate) fn pop(&mut self, list: &mut List) -> Option<E> {
-        if list.is_empty() {
+    pub(crate) fn pop(&mut self, shard: &mut Shard) -> Option<E> {
+        if !shard.waits() {
             return None;
         }
-        let index = list.head;
+        let index = shard.head;
         let node = &mut self.nodes[index as usize];
         let entry = node.entry.take();
-        list.head = node.next;
+        shard.head = node.next;
         node.next = self.free;
         self.free = index;
         self.waiting -= 1;
@@ -118,7 +114,7 @@ mod tests {
     #[test]
     fn what_is_put_in_front_comes_first() {
         let mut slab = Slab::new();
-        let mut list = Shard::new().waiting;
+        let mut list = Shard::new();
         slab.push_front(&mut list, 2);
         slab.push(&mut list, 3);
         slab.push_front(&mut list, 1);
@@ -130,7 +126,7 @@ mod tests {
     #[test]
     fn lists_are_fifo_and_nodes_are_used_again() {
         let mut slab = Slab::new();
-        let (mut odd, mut even) = (Shard::new().waiting, Shard::new().waiting);
+        let (mut odd, mut even) = (Shard::new(), Shard::new());
         for round in 0..3 {
             for value in 0..10 {
                 slab.push(if value % 2 == 0 { &mut even } else { &mut odd }, round * 10 + value);

@@ -36,11 +36,12 @@ pub struct Ticket {
     shared: Arc<Shared>,
     /// Taken by `finish`, or by the drop.
     place: Option<Place>,
+    offset: i64,
 }
 
 impl Ticket {
-    pub(crate) fn new(shared: Arc<Shared>, place: Place) -> Self {
-        Ticket { shared, place: Some(place) }
+    pub(crate) fn new(shared: Arc<Shared>, place: Place, offset: i64) -> Self {
+        Ticket { shared, place: Some(place), offset }
     }
 
     /// Marks the record as done. Lock-free: one store. Everything the caller did before is visible
@@ -72,8 +73,7 @@ impl Ticket {
 
     /// The record's offset.
     pub fn offset(&self) -> i64 {
-        // The place is taken only by value or in the drop, so it is there.
-        self.place.as_ref().map_or(-1, |place| self.shared.offset_at(place.index()))
+        self.offset
     }
 }
 

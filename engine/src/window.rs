@@ -1,14 +1,16 @@
 //! The window: one epoch of one partition. Admission on one side, the watermark on the other.
 //!
-//! Records are numbered densely as they are admitted; the ring of flags is indexed by that
-//! sequence and the offset is kept beside the slot. A gap between two offsets, of any size,
-//! therefore costs nothing: the slot after a gap is simply the next slot.
+//! Records are numbered densely as they are admitted, and the ring of flags is indexed by that
+//! sequence. Offsets are not kept per record: as long as they are contiguous an offset is the
+//! sequence plus a constant, and where they are not, the new constant is noted as a [`Jump`]. So a
+//! gap of any size costs one note, and a record without a gap before it costs no store at all.
 
 use crate::error::{InvalidSetting, Refused};
 use crate::ring::{Flag, Mark, Place, Ring, boxed};
 use crate::sync::{Arc, AtomicBool, AtomicI64, AtomicU64, Mutex, Ordered64, Ordering};
 use crate::ticket::Ticket;
 use crossbeam_utils::CachePadded;
+use std::num::NonZeroU8;
 
 /// The last offset a record may have: the watermark after it must still be an `i64`.
 pub(crate) const LAST_OFFSET: i64 = i64::MAX - 1;
@@ -18,15 +20,34 @@ pub(crate) const LAST_OFFSET: i64 = i64::MAX - 1;
 struct Cursor {
     place: Place,
     sequence: u64,
+    /// Offset less sequence of the last passed record; of the epoch's start before there is one.
+    base: i64,
+    /// Jumps passed.
+    jumps: u64,
+}
+
+/// A record whose offset is not the one after the record before.
+#[derive(Debug)]
+struct Jump {
+    sequence: Ordered64,
+    offset: Ordered64,
+}
+
+/// Offset less sequence. Sequences are counts of records, far below 2^63.
+fn base(offset: i64, sequence: u64) -> i64 {
+    offset - sequence as i64
 }
 
 /// What the two sides of a window share.
 #[derive(Debug)]
 pub(crate) struct Shared {
     ring: Ring,
-    /// Offset of the record in each slot. Written at admission, before `admitted` says so; read
-    /// by the scan, after it has read `admitted`.
-    offsets: Box<[Ordered64]>,
+    /// A ring of jumps. Written at admission, before `jumped` and `admitted` say so; read by the
+    /// scan, after it has read both. As long as the ring of flags, since a jump is passed with its
+    /// record.
+    jumps: Box<[Jump]>,
+    /// Jumps since the epoch began. Written by the admitting side only.
+    jumped: AtomicU64,
     /// Records admitted since the epoch began. Written by the admitting side only.
     admitted: CachePadded<AtomicU64>,
     /// Records the scan has passed. Written under the cursor's lock only.
@@ -69,10 +90,58 @@ impl Shared {
         self.halted.swap(true, Ordering::AcqRel)
     }
 
-    /// Offset of the record in an admitted and not yet passed place.
-    pub(crate) fn offset_at(&self, index: u32) -> i64 {
-        // Whoever holds the place got it after `admit` wrote the offset.
-        self.offsets[index as usize].get()
+    /// Offset of an unfinished record. Waits for a scan that is running; O(log n) in the number of
+    /// gaps.
+    pub(crate) fn offset_of(&self, place: &Place) -> i64 {
+        let cursor = self.cursor.lock();
+        // The record is not passed, and at most the capacity is admitted and not passed.
+        let capacity = self.ring.capacity();
+        let ahead = match place.index().checked_sub(cursor.place.index()) {
+            Some(ahead) => ahead,
+            None => place.index() + (capacity - cursor.place.index()),
+        };
+        let sequence = cursor.sequence + u64::from(ahead);
+        // The last jump at or before the record. Acquire: as in `pass_jumps`.
+        let (mut from, mut to) = (cursor.jumps, self.jumped.load(Ordering::Acquire));
+        while from < to {
+            let middle = from.midpoint(to);
+            if self.jump(middle).sequence.get() as u64 <= sequence {
+                from = middle + 1;
+            } else {
+                to = middle;
+            }
+        }
+        let base = if from == cursor.jumps { cursor.base } else { self.jump_base(from - 1) };
+        base + sequence as i64
+    }
+
+    fn jump(&self, number: u64) -> &Jump {
+        &self.jumps[(number % self.jumps.len() as u64) as usize]
+    }
+
+    fn jump_base(&self, number: u64) -> i64 {
+        let jump = self.jump(number);
+        base(jump.offset.get(), jump.sequence.get() as u64)
+    }
+
+    /// Moves the cursor's base over the jumps up to the record before its sequence; returns the
+    /// offset of the record at its sequence.
+    fn pass_jumps(&self, cursor: &mut Cursor) -> i64 {
+        // Acquire: pairs with the Release in `Window::admit_place`.
+        let jumped = self.jumped.load(Ordering::Acquire);
+        while cursor.jumps < jumped {
+            let jump = self.jump(cursor.jumps);
+            let sequence = jump.sequence.get() as u64;
+            if sequence > cursor.sequence {
+                break;
+            }
+            if sequence == cursor.sequence {
+                return jump.offset.get();
+            }
+            cursor.base = base(jump.offset.get(), sequence);
+            cursor.jumps += 1;
+        }
+        cursor.base + cursor.sequence as i64
     }
 
     fn watermark(&self) -> i64 {
@@ -82,42 +151,38 @@ impl Shared {
     }
 
     fn scan(&self, cursor: &mut Cursor, publish: Publish) -> Progress {
-        // Acquire: pairs with the Release in `admit`; the offsets of these slots are written.
+        // Acquire: pairs with the Release in `admit`; the jumps up to there are written.
         let admitted = self.admitted.load(Ordering::Acquire);
         let capacity = self.ring.capacity();
         let begun = cursor.sequence;
-        let mut last = None;
-        let mut failed = None;
+        let mut stop = Flag::Open;
         while cursor.sequence < admitted {
             // Bounded by the ring's capacity, which is a `u32`.
             let most = (admitted - cursor.sequence).min(u64::from(capacity)) as u32;
-            let (count, stop) = self.ring.read(&cursor.place, most);
-            if count > 0 {
-                last = Some(cursor.place.index() + count - 1);
-                cursor.place.skip(count, capacity);
-                cursor.sequence += u64::from(count);
-            }
-            match stop {
-                Flag::Done => {}
-                Flag::Open => break,
-                Flag::Failed => {
-                    failed = Some(self.offset_at(cursor.place.index()));
-                    break;
-                }
+            let count;
+            (count, stop) = self.ring.read(&cursor.place, most);
+            cursor.place.skip(count, capacity);
+            cursor.sequence += u64::from(count);
+            if stop != Flag::Done {
+                break;
             }
         }
-        // Read before the slots are given back: from then on they may be overwritten.
-        if let Some(last) = last {
-            #[cfg(loom)]
-            if publish == Publish::Early {
-                self.passed.store(cursor.sequence, Ordering::Release);
-            }
-            let next = self.offset_at(last) + 1;
+        #[cfg(loom)]
+        if publish == Publish::Early {
+            self.passed.store(cursor.sequence, Ordering::Release);
+        }
+        let mut failed = None;
+        if cursor.sequence > begun || stop == Flag::Failed {
+            // Before the slots are given back: from then on the jumps may be overwritten.
+            let offset = self.pass_jumps(cursor);
+            failed = (stop == Flag::Failed).then_some(offset);
+        }
+        if cursor.sequence > begun {
             // Release: pairs with `watermark`. The flags were read with Acquire, so this carries
             // what the handlers did on to whoever commits.
-            self.watermark.store(next, publish.announcing());
-            // Release: pairs with the Acquire in `admit`; the slots up to here were read for the
-            // last time, so they may be used again.
+            self.watermark.store(cursor.base + cursor.sequence as i64, publish.announcing());
+            // Release: pairs with the Acquire in `fresh_room`; the slots and jumps up to here were
+            // read for the last time, so they may be used again.
             self.passed.store(cursor.sequence, publish.ordering());
         }
         Progress {
@@ -219,6 +284,7 @@ pub struct Window {
     full_at: u64,
     /// The last admitted offset; `start - 1` before the first.
     last: i64,
+    jumped: u64,
     start: i64,
 }
 
@@ -226,7 +292,7 @@ impl Window {
     /// Opens an epoch that starts at offset `start` and holds at most `capacity` records.
     ///
     /// # Errors
-    /// [`InvalidSetting`] when `capacity` is 0, when its memory (9 bytes a slot) cannot be had, or
+    /// [`InvalidSetting`] when `capacity` is 0, when its memory (17 bytes a slot) cannot be had, or
     /// when `start` is not in `0..=i64::MAX - 1`.
     pub fn open(start: i64, capacity: u32) -> Result<Self, InvalidSetting> {
         if !(0..=LAST_OFFSET).contains(&start) {
@@ -241,11 +307,21 @@ impl Window {
         };
         let shared = Shared {
             ring: Ring::new(capacity).ok_or_else(no_memory)?,
-            offsets: boxed(capacity, || Ordered64::new(0)).ok_or_else(no_memory)?,
+            jumps: boxed(capacity, || Jump {
+                sequence: Ordered64::new(0),
+                offset: Ordered64::new(0),
+            })
+            .ok_or_else(no_memory)?,
+            jumped: AtomicU64::new(0),
             admitted: CachePadded::new(AtomicU64::new(0)),
             passed: CachePadded::new(AtomicU64::new(0)),
             watermark: AtomicI64::new(start),
-            cursor: Mutex::new(Cursor { place: Place::first(), sequence: 0 }),
+            cursor: Mutex::new(Cursor {
+                place: Place::first(),
+                sequence: 0,
+                base: base(start, 0),
+                jumps: 0,
+            }),
             halted: AtomicBool::new(false),
         };
         Ok(Window {
@@ -254,6 +330,7 @@ impl Window {
             admitted: 0,
             full_at: u64::from(capacity),
             last: start - 1,
+            jumped: 0,
             start,
         })
     }
@@ -264,25 +341,72 @@ impl Window {
     /// [`Refused`] names the limit or the rule that forbids it; nothing has changed.
     pub fn admit(&mut self, offset: i64) -> Result<Ticket, Refused> {
         let place = self.admit_place(offset)?;
-        Ok(Ticket::new(Arc::clone(&self.shared), place))
+        Ok(Ticket::new(Arc::clone(&self.shared), place, offset))
+    }
+
+    /// The broken twin of [`admit`](Self::admit), which does not publish its jump, for the model that
+    /// must fail.
+    #[cfg(loom)]
+    pub fn admit_weakly(&mut self, offset: i64) -> Result<Ticket, Refused> {
+        let place = self.admit_ordered(offset, Ordering::Relaxed)?;
+        Ok(Ticket::new(Arc::clone(&self.shared), place, offset))
     }
 
     #[inline(always)]
     pub(crate) fn admit_place(&mut self, offset: i64) -> Result<Place, Refused> {
+        // Release: pairs with the Acquire in `pass_jumps`; the jump is written.
+        self.admit_ordered(offset, Ordering::Release)
+    }
+
+    #[inline(always)]
+    fn admit_ordered(&mut self, offset: i64, jumped: Ordering) -> Result<Place, Refused> {
         if offset <= self.last || offset > LAST_OFFSET {
             return Err(self.refuse(offset));
         }
         if self.admitted == self.full_at && self.fresh_room() == 0 {
             return Err(Refused::Full { capacity: self.capacity() });
         }
+        if offset != self.last + 1 {
+            self.jump(offset, jumped);
+        }
         let place = self.next.step(self.shared.ring.capacity());
-        // Published by the Release below.
-        self.shared.offsets[place.index() as usize].set(offset);
         self.admitted += 1;
         self.last = offset;
-        // Release: pairs with the Acquire in `scan`; the slot's offset is written.
+        // Release: pairs with the Acquire in `scan`; a jump to the record is written.
         self.shared.admitted.store(self.admitted, Ordering::Release);
         Ok(place)
+    }
+
+    /// Notes that the next record does not have the next offset.
+    #[cold]
+    fn jump(&mut self, offset: i64, order: Ordering) {
+        let jump = self.shared.jump(self.jumped);
+        // Published by the store below. The place was read for the last time: each jump has a
+        // record of its own, and that of the one before in this place was passed, see `room`.
+        jump.sequence.set(self.admitted as i64);
+        jump.offset.set(offset);
+        self.jumped += 1;
+        self.shared.jumped.store(self.jumped, order);
+    }
+
+    /// Up to `most` places that a run of contiguous records will take, those of one lap.
+    #[inline(always)]
+    pub(crate) fn places(&mut self, most: u32) -> Places {
+        let to_wrap = self.shared.ring.capacity() - self.next.index;
+        // At most `most`, a `u32`.
+        let offsets = u64::from(most).min((LAST_OFFSET - self.last) as u64) as u32;
+        let count = offsets.min(self.room()).min(to_wrap);
+        Places { index: self.next.index, lap: self.next.lap, offset: self.last + 1, count }
+    }
+
+    /// Admits the first `count` of the [`places`](Self::places) that were taken.
+    #[inline(always)]
+    pub(crate) fn admit_places(&mut self, count: u32) {
+        self.next.skip(count, self.shared.ring.capacity());
+        self.admitted += u64::from(count);
+        self.last += i64::from(count);
+        // Release: pairs with the Acquire in `scan`; jumps to earlier records are written.
+        self.shared.admitted.store(self.admitted, Ordering::Release);
     }
 
     #[cold]
@@ -345,6 +469,16 @@ impl Window {
     pub(crate) fn shared(&self) -> &Arc<Shared> {
         &self.shared
     }
+}
+
+/// Free places for contiguous records: `count` slots from `index` on, of one lap, for the offsets
+/// from `offset` on.
+#[derive(Debug)]
+pub(crate) struct Places {
+    pub(crate) index: u32,
+    pub(crate) lap: NonZeroU8,
+    pub(crate) offset: i64,
+    pub(crate) count: u32,
 }
 
 /// The reading side of a [`Window`]: the watermark and what holds it.

@@ -76,13 +76,12 @@ impl Desk {
     /// Marks the entries of a range; neighbours are mostly of one epoch, which is looked up once.
     #[inline]
     fn all_done<T>(&self, run: &Run<'_, Entry<T>>, from: u32, to: u32) {
-        let mut at = from;
-        while at < to {
-            let slot = run.get(at).epoch();
+        let mut entries = run.range(from, to).peekable();
+        while let Some(entry) = entries.peek() {
+            let slot = entry.epoch();
             let Some(epoch) = self.cache.get(slot) else { return };
-            while at < to && run.get(at).epoch() == slot {
-                epoch.finish(&run.get(at).place(), Mark::Publish);
-                at += 1;
+            while let Some(entry) = entries.next_if(|entry| entry.epoch() == slot) {
+                epoch.finish(&entry.place(), Mark::Publish);
             }
         }
     }
@@ -94,7 +93,7 @@ impl Desk {
         if let Some(epoch) = self.cache.get(entry.epoch()) {
             self.common.registry.halt(epoch);
             let place = entry.place();
-            let offset = epoch.offset_at(place.index());
+            let offset = epoch.offset_of(&place);
             epoch.fail(&place);
             self.common.failed.push(Failed {
                 epoch: entry.epoch(),

@@ -481,3 +481,199 @@ fn random_hangs_and_recalls_keep_the_order() {
         assert_eq!(checker.handled.load(Ordering::Relaxed), 20_000);
     }
 }
+
+/// Records with gaps, offered in batches of any length and single ones in between: as if they had
+/// been offered one by one. The windows are small, so that batches end at the end of the ring, at
+/// its limit, and at gaps.
+#[test]
+fn batches_of_offers_are_as_single_ones() {
+    for (workers, capacity, gaps) in [(1, 1, 2), (2, 7, 0), (2, 500, 40), (3, 4_096, 3)] {
+        let checker = Checker::new(100);
+        let waiter = Waiter::new();
+        let mut executor = Executor::builder()
+            .workers(workers)
+            .batch(16)
+            .batches(waiter.waker(), {
+                let checker = Arc::clone(&checker);
+                move |batch: &Batch<'_, Record>| {
+                    batch.iter().for_each(|record| checker.handle(record, || {}));
+                }
+            })
+            .unwrap();
+        let total = if capacity == 1 { 2_000 } else { 60_000 };
+        let mut random = Random(u64::from(capacity));
+        let epochs = [0, 1].map(|_| executor.open(5, capacity).unwrap());
+        let mut next_offsets = [5_i64; 2];
+        let mut sequences = [0_u32; 100];
+        let (began, mut offered) = (Instant::now(), 0);
+        while offered < total {
+            executor.pass(began.elapsed());
+            let at = random.below(2) as usize;
+            let room = executor.demand().min(executor.room(epochs[at]));
+            let length = u64::from(room).min(random.below(700)).min(total - offered);
+            let next = &mut next_offsets[at];
+            let single = random.below(4) == 0;
+            let mut records = (0..length).map(|_| {
+                let key = 2 * random.below(50) as u32 + at as u32;
+                let sequence = sequences[key as usize];
+                sequences[key as usize] += 1;
+                if gaps > 0 && random.below(gaps) == 0 {
+                    *next += random.below(1 << 40) as i64;
+                }
+                *next += 1;
+                (*next - 1, Route::Ordered(hash(key)), Record { key, sequence })
+            });
+            if single && let Some((offset, route, record)) = records.next() {
+                executor.offer(epochs[at], offset, route, record).unwrap();
+                offered += 1;
+            }
+            offered += u64::from(executor.offer_all(epochs[at], records).unwrap());
+            if *next > 5 {
+                assert_eq!(executor.last_admitted(epochs[at]), Some(*next - 1));
+            }
+            executor.flush();
+            assert!(began.elapsed() < Duration::from_secs(60), "{offered} of {total} offered");
+        }
+        for (epoch, next) in epochs.into_iter().zip(next_offsets) {
+            until(&mut executor, &waiter, began, |executor| {
+                executor.progress(epoch).unwrap().unfinished == 0
+            });
+            assert_eq!(executor.progress(epoch).unwrap().watermark, next);
+        }
+        assert_eq!(checker.faults.load(Ordering::Relaxed), 0, "capacity {capacity}");
+        assert_eq!(checker.handled.load(Ordering::Relaxed), total);
+    }
+}
+
+/// Passes until `done`, at most a minute.
+fn until<T: Send + 'static>(
+    executor: &mut Executor<T>,
+    waiter: &Waiter,
+    began: Instant,
+    mut done: impl FnMut(&Executor<T>) -> bool,
+) {
+    while !done(executor) {
+        assert!(began.elapsed() < Duration::from_secs(60), "a hang");
+        executor.pass(began.elapsed());
+        executor.flush();
+        waiter.wait(Duration::from_micros(100), || false);
+    }
+}
+
+#[test]
+fn offers_that_are_refused_end_the_batch() {
+    let waiter = Waiter::new();
+    let mut executor = Executor::builder().each(waiter.waker(), |_: &i64| ()).unwrap();
+    let epoch = executor.open(10, 4).unwrap();
+    let records = |offsets: &[i64]| {
+        let routed = |offset: &i64| (*offset, Route::Ordered(hash(*offset as u32)), *offset);
+        offsets.iter().map(routed).collect::<Vec<_>>().into_iter()
+    };
+    // The last good one stays admitted, the refused one comes back, what follows stays where it is.
+    let mut some = records(&[10, 11, 11, 12]);
+    let rejected = executor.offer_all(epoch, &mut some).unwrap_err();
+    assert_eq!(rejected.payload, 11);
+    assert_eq!(rejected.refused, Refused::Duplicate { offset: 11, last: 11 });
+    assert_eq!(some.next().map(|(offset, ..)| offset), Some(12));
+    assert_eq!(executor.last_admitted(epoch), Some(11));
+    // Never flushed, so nothing is finished: 10, 11, 20, 21 fill the window.
+    let rejected = executor.offer_all(epoch, records(&[20, 21, 22, 23])).unwrap_err();
+    assert_eq!((rejected.payload, rejected.refused), (22, Refused::Full { capacity: 4 }));
+    assert_eq!(executor.last_admitted(epoch), Some(21));
+    assert_eq!(executor.offer_all(epoch, records(&[])).unwrap(), 0);
+    executor.stop_intake(epoch);
+    let rejected = executor.offer_all(epoch, records(&[24])).unwrap_err();
+    assert_eq!(rejected.refused, Refused::Closed);
+    let began = Instant::now();
+    until(&mut executor, &waiter, began, |executor| {
+        executor.progress(epoch).unwrap().unfinished == 0
+    });
+    assert_eq!(executor.progress(epoch).unwrap().watermark, 22);
+}
+
+#[test]
+fn the_end_of_the_offsets_is_reached_in_a_batch() {
+    let waiter = Waiter::new();
+    let mut executor = Executor::builder().each(waiter.waker(), |_: &i64| ()).unwrap();
+    let start = i64::MAX - 3;
+    let epoch = executor.open(start, 16).unwrap();
+    let records = (0..4).map(|step| (start + step, Route::Ordered(0), step));
+    let rejected = executor.offer_all(epoch, records).unwrap_err();
+    assert_eq!(rejected.payload, 3);
+    assert_eq!(rejected.refused, Refused::OutOfRange { offset: i64::MAX });
+    let began = Instant::now();
+    until(&mut executor, &waiter, began, |executor| {
+        executor.progress(epoch).unwrap().unfinished == 0
+    });
+    assert_eq!(executor.progress(epoch).unwrap().watermark, i64::MAX);
+}
+
+#[test]
+fn a_source_that_panics_leaves_what_it_yielded() {
+    let waiter = Waiter::new();
+    let mut executor = Executor::builder().each(waiter.waker(), |_: &i64| ()).unwrap();
+    let epoch = executor.open(0, 16).unwrap();
+    let records = (0..8).map(|offset| {
+        assert!(offset < 3, "the source is broken");
+        (offset, Route::Ordered(hash(offset as u32)), offset)
+    });
+    let offering = std::panic::AssertUnwindSafe(|| executor.offer_all(epoch, records));
+    assert!(std::panic::catch_unwind(offering).is_err());
+    assert_eq!((executor.last_admitted(epoch), executor.room(epoch)), (Some(2), 13));
+    executor.offer(epoch, 3, Route::Ordered(hash(3)), 3).unwrap();
+    let began = Instant::now();
+    until(&mut executor, &waiter, began, |executor| {
+        executor.progress(epoch).unwrap().unfinished == 0
+    });
+    assert_eq!(executor.progress(epoch).unwrap().watermark, 4);
+}
+
+/// The failing record's offset is found from its place, whatever lies between the offsets.
+#[test]
+fn a_failure_among_gaps_names_its_offset() {
+    let mut random = Random(7);
+    for round in 0..200 {
+        let waiter = Waiter::new();
+        let bad = random.below(40) as i64;
+        let mut executor = Executor::builder()
+            .workers(1)
+            .each(
+                waiter.waker(),
+                move |index: &i64| {
+                    if *index == bad { Err("refused") } else { Ok(()) }
+                },
+            )
+            .unwrap();
+        let start = random.below(1_000) as i64;
+        let epoch = executor.open(start, 8).unwrap();
+        let mut offset = start;
+        let offsets: Vec<i64> = (0..40)
+            .map(|_| {
+                offset += if random.below(3) == 0 { random.below(1 << 40) as i64 } else { 0 };
+                offset += 1;
+                offset - 1
+            })
+            .collect();
+        let (began, mut next, mut failure) = (Instant::now(), 0, None);
+        while failure.is_none() {
+            assert!(began.elapsed() < Duration::from_secs(60), "round {round}: a hang");
+            executor.pass(began.elapsed());
+            let room = (executor.room(epoch) as usize).min(offsets.len() - next);
+            let records = (next..next + room)
+                .map(|index| (offsets[index], Route::Ordered(hash(index as u32)), index as i64));
+            match executor.offer_all(epoch, records) {
+                Ok(count) => next += count as usize,
+                Err(rejected) => assert_eq!(rejected.refused, Refused::Closed),
+            }
+            executor.flush();
+            failure = executor.take_failure();
+            std::thread::yield_now();
+        }
+        assert_eq!(failure.map(|failure| failure.offset), Some(offsets[bad as usize]));
+        let progress = executor.progress(epoch).unwrap();
+        assert_eq!(progress.failed, Some(offsets[bad as usize]));
+        let before = bad.checked_sub(1).filter(|index| *index >= 0);
+        let watermark = before.map_or(start, |index| offsets[index as usize] + 1);
+        assert_eq!(progress.watermark, watermark, "round {round}");
+    }
+}

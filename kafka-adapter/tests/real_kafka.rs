@@ -244,7 +244,7 @@ fn a_missing_topic_is_named() {
     let kafka = plimsoll_testkit::shared();
     let builder = common::consumer(&kafka.bootstrap(), "g", "no-such-topic");
     let builder =
-        builder.startup_limit(Duration::from_secs(5)).set("allow.auto.create.topics", "false");
+        builder.startup_limit(Duration::from_secs(300)).set("allow.auto.create.topics", "false");
     match Running::start(builder.each(|_: &Record| ())).join().unwrap_err() {
         plimsoll_kafka::Error::TopicMissing { topic } => assert_eq!(topic, "no-such-topic"),
         other => panic!("{other}"),

@@ -118,7 +118,7 @@ fn one_slot(order: Order) -> u32 {
         for _ in 0..3 {
             if let Some(mut run) = rx.claim(1) {
                 *run.get_mut(0) += 100;
-                seen.push(*run.get(0));
+                seen.extend(run.range(0, 1).copied());
             }
         }
         (rx, seen)
@@ -126,7 +126,11 @@ fn one_slot(order: Order) -> u32 {
     for _ in 0..3 {
         let number = tx.end();
         tx.reclaim();
-        if tx.push(number).is_ok() {
+        let mut writer = tx.writer(2);
+        let pushed = writer.push(number).is_ok();
+        assert_eq!((writer.written(), writer.is_full()), (u32::from(pushed), true));
+        drop(writer);
+        if pushed {
             tx.flush();
         }
     }

@@ -9,9 +9,11 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 
 const START: i64 = 10;
-const OFFSETS: [i64; 4] = [10, 15, 16, 30];
+/// None is the next after the one before, so that each takes a place among the jumps, too.
+const OFFSETS: [i64; 4] = [12, 15, 20, 31];
 
 type Advance = fn(&Watermark) -> Progress;
+type Admit = fn(&mut Window, i64) -> Result<Ticket, Refused>;
 
 /// A reader that advances `times` times and relies on each watermark.
 fn reader(
@@ -33,13 +35,19 @@ fn reader(
 }
 
 /// Admits, handles and finishes up to `most` records, `tries` times at most; returns how many.
-fn admit_and_finish(window: &mut Window, handled: &Handled, from: usize, tries: usize) -> usize {
+fn admit_and_finish(
+    window: &mut Window,
+    handled: &Handled,
+    admit: Admit,
+    from: usize,
+    tries: usize,
+) -> usize {
     let mut next = from;
     for _ in 0..tries {
         if next == OFFSETS.len() || window.fresh_room() == 0 {
             continue;
         }
-        let ticket = window.admit(OFFSETS[next]).unwrap();
+        let ticket = admit(window, OFFSETS[next]).unwrap();
         assert_eq!(ticket.offset(), OFFSETS[next]);
         handled.handle(OFFSETS[next]);
         ticket.finish();
@@ -50,11 +58,21 @@ fn admit_and_finish(window: &mut Window, handled: &Handled, from: usize, tries: 
 
 /// One thread admits and finishes, several laps around `capacity` slots; another advances.
 fn laps(capacity: u32, tries: usize, times: usize, advance: Advance) -> usize {
+    laps_admitting(Window::admit, capacity, tries, times, advance)
+}
+
+fn laps_admitting(
+    admit: Admit,
+    capacity: u32,
+    tries: usize,
+    times: usize,
+    advance: Advance,
+) -> usize {
     let mut window = Window::open(START, capacity).unwrap();
     let watermark = window.watermark();
     let handled = Handled::none_of(&OFFSETS);
     let reader = reader(watermark.clone(), Rc::clone(&handled), advance, times);
-    let admitted = admit_and_finish(&mut window, &handled, 0, tries);
+    let admitted = admit_and_finish(&mut window, &handled, admit, 0, tries);
     reader.join().unwrap();
     let last = watermark.advance();
     assert_eq!(last.watermark, OFFSETS[admitted - 1] + 1);
@@ -90,6 +108,14 @@ fn twin_two_slots_given_back_without_release() {
 #[should_panic(expected = "Causality violation")]
 fn twin_a_slot_given_back_too_early() {
     explore(Bound::Exhaustive, || laps(1, 3, 3, Watermark::advance_early));
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn twin_a_jump_that_is_not_published() {
+    explore(Bound::Exhaustive, || {
+        laps_admitting(Window::admit_weakly, 2, 3, 2, Watermark::advance)
+    });
 }
 
 /// As `laps`, but the first record is finished by a worker, so that the scan of one lap may meet

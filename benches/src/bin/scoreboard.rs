@@ -30,7 +30,7 @@ struct Arguments {
     only: Vec<String>,
 
     /// Pairs of runs per figure
-    #[arg(long, value_name = "N", default_value_t = 9, value_parser = clap::value_parser!(u16).range(1..=999))]
+    #[arg(long, value_name = "N", default_value_t = 25, value_parser = clap::value_parser!(u16).range(1..=999))]
     rounds: u16,
 
     /// List the figures and their aims without measuring
