@@ -1,6 +1,7 @@
 //! What a handler is given.
 
 use crate::lane::Run;
+use crate::retry::Attempt;
 use crate::ring::Place;
 use std::num::NonZeroU8;
 
@@ -18,11 +19,41 @@ pub(crate) struct Entry<T> {
 /// |---|---|
 /// | 0..32 | slot of the ring |
 /// | 32..48 | slot of the epoch |
-/// | 48..56 | lap of the ring |
+/// | 48..55 | lap of the ring |
+/// | 55 | tracked: the worker hands the entry back whatever becomes of it |
+/// | 56..63 | class of the shard; in an entry that is handed back: why |
+/// | 63 | handed back |
 ///
 /// One number, not fields, so that it is written by one store and read by one load.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Tag(u64);
+
+const TRACKED: u64 = 1 << 55;
+const CLASS_SHIFT: u32 = 56;
+const BACK: u64 = 1 << 63;
+
+/// Number of classes.
+pub(crate) const CLASSES: u32 = 128;
+
+/// Which entries a worker hands back unhandled after one of them failed: those of the same class.
+/// Shards are spread over the classes, so a class is a little wider than a shard.
+#[inline(always)]
+pub(crate) fn class_of(shard: u32) -> u32 {
+    shard % CLASSES
+}
+
+/// Why an entry is handed back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Back {
+    /// The attempt did not finish the record; a report says how.
+    Failed,
+    /// Not handled: it might belong to the key of a failed one.
+    Bounced,
+    /// Finished, and tracked.
+    Done,
+    /// Not handled, since its epoch has halted, and tracked.
+    Halted,
+}
 
 impl Tag {
     #[inline(always)]
@@ -30,17 +61,17 @@ impl Tag {
         Tag(u64::from(index) | u64::from(epoch) << 32 | u64::from(lap.get()) << 48)
     }
 
-    /// That of a later slot in the same lap.
+    /// That of a later slot in the same lap, for a shard of a class.
     #[inline(always)]
-    pub(crate) fn plus(self, slots: u32) -> Self {
-        Tag(self.0 + u64::from(slots))
+    pub(crate) fn plus(self, slots: u32, class: u32) -> Self {
+        Tag(self.0 + (u64::from(slots) | u64::from(class) << CLASS_SHIFT))
     }
 }
 
 impl<T> Entry<T> {
     #[inline(always)]
-    pub(crate) fn new(payload: T, place: &Place, epoch: u16) -> Self {
-        Entry { payload, tag: Tag::new(place.index, epoch, place.lap) }
+    pub(crate) fn new(payload: T, place: &Place, epoch: u16, class: u32) -> Self {
+        Entry { payload, tag: Tag::new(place.index, epoch, place.lap).plus(0, class) }
     }
 
     /// Slot of its epoch.
@@ -52,8 +83,52 @@ impl<T> Entry<T> {
     /// Its place in its epoch's ring.
     #[inline(always)]
     pub(crate) fn place(&self) -> Place {
-        let lap = NonZeroU8::new((self.tag.0 >> 48) as u8).unwrap_or(NonZeroU8::MIN);
+        // Laps have 7 bits.
+        let lap = NonZeroU8::new((self.tag.0 >> 48) as u8 & 0x7f).unwrap_or(NonZeroU8::MIN);
         Place { index: self.tag.0 as u32, lap }
+    }
+
+    /// Class of its shard.
+    #[inline(always)]
+    pub(crate) fn class(&self) -> u32 {
+        (self.tag.0 >> CLASS_SHIFT) as u32 % CLASSES
+    }
+
+    #[inline(always)]
+    pub(crate) fn is_tracked(&self) -> bool {
+        self.tag.0 & TRACKED != 0
+    }
+
+    /// Whether the worker handed it back, and why.
+    #[inline(always)]
+    pub(crate) fn back(&self) -> Option<Back> {
+        if self.tag.0 & BACK == 0 {
+            return None;
+        }
+        Some(match self.class() {
+            0 => Back::Failed,
+            1 => Back::Bounced,
+            2 => Back::Done,
+            _ => Back::Halted,
+        })
+    }
+
+    /// Hands it back.
+    pub(crate) fn hand_back(&mut self, why: Back) {
+        let why = match why {
+            Back::Failed => 0,
+            Back::Bounced => 1,
+            Back::Done => 2,
+            Back::Halted => 3,
+        };
+        self.tag.0 =
+            self.tag.0 & !(u64::from(CLASSES - 1) << CLASS_SHIFT) | why << CLASS_SHIFT | BACK;
+    }
+
+    /// Ready to be sent once more.
+    pub(crate) fn send_again(&mut self, class: u32, tracked: bool) {
+        let tag = self.tag.0 & !(BACK | TRACKED | u64::from(CLASSES - 1) << CLASS_SHIFT);
+        self.tag.0 = tag | u64::from(class) << CLASS_SHIFT | if tracked { TRACKED } else { 0 };
     }
 }
 
@@ -65,11 +140,17 @@ pub struct Batch<'a, T> {
     run: &'a Run<'a, Entry<T>>,
     from: u32,
     to: u32,
+    attempt: Attempt,
 }
 
 impl<'a, T> Batch<'a, T> {
-    pub(crate) fn new(run: &'a Run<'a, Entry<T>>, from: u32, to: u32) -> Self {
-        Batch { run, from, to }
+    pub(crate) fn new(run: &'a Run<'a, Entry<T>>, from: u32, to: u32, attempt: Attempt) -> Self {
+        Batch { run, from, to, attempt }
+    }
+
+    /// Which attempt it is. A record that is tried again comes alone.
+    pub fn attempt(&self) -> Attempt {
+        self.attempt
     }
 
     /// Number of records.

@@ -18,28 +18,35 @@
 //! work, so that a slow handler holds few records hostage. Records are taken in only while some
 //! lane has room ([`Executor::demand`]), so what cannot run yet stays with its source.
 
-use crate::batch::{Batch, Entry, Tag};
+#[cfg(all(test, not(loom)))]
+mod model;
+mod parking;
+
+use crate::batch::{Batch, Entry, Tag, class_of};
 use crate::epoch::{EpochId, Registry};
 use crate::error::{InvalidSetting, Refused};
 use crate::lane::{LaneTx, Order, POSITION, Writer, advance, distance, lane, reached};
-use crate::outcome::IntoOutcome;
-use crate::ring::boxed;
-use crate::shard::{NONE, Shard, Slab};
+use crate::outcome::{IntoBatchOutcome, IntoOutcome};
+use crate::retry::Retry;
+use crate::ring::{Place, boxed};
+use crate::shard::{Shard, Slab, Waiting};
 use crate::sync::Arc;
 use crate::wake::Waker;
 use crate::window::{Progress, Watermark, Window};
-use crate::worker::{Batches, Common, Each, Process, Spin, work};
+use crate::worker::{Common, Handler, Passed, Post, Spin, Worker};
 use crossbeam_queue::SegQueue;
+use parking::{Hold, Parking};
 use std::collections::VecDeque;
 use std::fmt;
-use std::marker::PhantomData;
 use std::thread::JoinHandle;
 use std::time::Duration;
+
+pub use parking::ParkedKey;
 
 /// Bounds of the settings.
 const MOST_WORKERS: u32 = 4_096;
 const MOST_SHARDS: u32 = 1 << 24;
-const MOST_BATCH: u32 = 4_096;
+pub(crate) const MOST_BATCH: u32 = 4_096;
 
 /// Slots of a lane.
 const LANE: u32 = 8_192;
@@ -67,6 +74,23 @@ const WORTH_WAKING: Duration = Duration::from_micros(50);
 const MANY: u32 = LANE / 4;
 /// Most tied shards of one lane a pass looks at.
 const TIED: usize = 32;
+/// Stands for the hash of a record without an order.
+const FREE: u64 = u64::MAX;
+/// From here on hashes are those of records without an order that were parked, one for each.
+const FIRST_FREE: u64 = FREE - (1 << 32);
+
+/// Whether a hash is that of a record without an order.
+#[inline(always)]
+fn is_free(hash: u64) -> bool {
+    hash >= FIRST_FREE
+}
+
+/// A hash that is none of a record without an order. Records whose hashes become one are in order
+/// with each other.
+#[inline(always)]
+fn not_free(hash: u64) -> u64 {
+    hash.min(FIRST_FREE - 1)
+}
 
 /// Which records must keep their order among each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -88,8 +112,8 @@ pub struct Rejected<T> {
     pub refused: Refused,
 }
 
-/// A record whose handler failed or panicked. Its epoch has halted: no record of it starts any
-/// more, and its watermark stays at or below `offset`.
+/// A record whose handler failed for good. Its epoch has halted: no record of it starts any more, and
+/// its watermark stays at or below `offset`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {
     /// The epoch that halted.
@@ -98,6 +122,29 @@ pub struct Failure {
     pub offset: i64,
     /// The handler's error, or the panic's text.
     pub reason: String,
+}
+
+/// A record that was passed over: it did not take effect, and the watermark may pass it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Skipped {
+    /// Its epoch.
+    pub epoch: EpochId,
+    /// The record's offset.
+    pub offset: i64,
+    /// The handler's reason, or the last attempt's.
+    pub reason: String,
+}
+
+/// What has happened since the executor was built.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Counts {
+    /// Attempts that did not finish their record, of the handler and of the dead-letter hook.
+    pub failed_attempts: u64,
+    /// Records that were passed over.
+    pub skipped: u64,
+    /// Records that the dead-letter hook has taken.
+    pub dead_lettered: u64,
 }
 
 /// Why an executor was not built.
@@ -147,6 +194,7 @@ pub struct Builder {
     batch: usize,
     spin: Spin,
     name: String,
+    retry: Retry,
 }
 
 impl Default for Builder {
@@ -157,6 +205,7 @@ impl Default for Builder {
             batch: 64,
             spin: Spin::default(),
             name: "plimsoll".to_owned(),
+            retry: Retry::default(),
         }
     }
 }
@@ -193,6 +242,13 @@ impl Builder {
         self
     }
 
+    /// When a failed record is tried again, and what becomes of it after the last attempt; default
+    /// [`Retry::never`], after which its epoch halts.
+    pub fn retry(mut self, retry: Retry) -> Self {
+        self.retry = retry;
+        self
+    }
+
     /// Whether the settings can be had, without starting anything.
     ///
     /// # Errors
@@ -201,7 +257,7 @@ impl Builder {
         within("workers", self.workers, MOST_WORKERS)?;
         within("shards", self.shards, MOST_SHARDS)?;
         within("batch", self.batch, MOST_BATCH)?;
-        Ok(())
+        self.retry.check()
     }
 
     /// Starts the workers, with a handler for one record.
@@ -216,7 +272,7 @@ impl Builder {
         F: Fn(&T) -> R + Send + Sync + 'static,
         R: IntoOutcome + 'static,
     {
-        self.start(waker, Each { handler, returns: PhantomData })
+        self.start(waker, Handler::each(handler))
     }
 
     /// Starts the workers, with a handler for up to [`batch`](Self::batch) records. A batch takes
@@ -228,30 +284,69 @@ impl Builder {
     where
         T: Send + 'static,
         F: Fn(&Batch<'_, T>) -> R + Send + Sync + 'static,
-        R: IntoOutcome + 'static,
+        R: IntoBatchOutcome + 'static,
     {
-        let most = within("batch", self.batch, MOST_BATCH)?;
-        self.start(waker, Batches { handler, most, returns: PhantomData })
+        self.start(waker, Handler::batches(handler))
     }
 
-    fn start<T, P>(self, waker: Waker, process: P) -> Result<Executor<T>, BuildError>
-    where
-        T: Send + 'static,
-        P: Process<T>,
-    {
+    /// Starts the workers.
+    ///
+    /// # Errors
+    /// As [`each`](Self::each).
+    pub fn start<T: Send + 'static>(
+        self,
+        waker: Waker,
+        handler: Handler<T>,
+    ) -> Result<Executor<T>, BuildError> {
+        let name = self.name.clone();
+        let (mut executor, workers) = self.assemble(waker, handler)?;
+        for (index, worker) in workers.into_iter().enumerate() {
+            let thread = std::thread::Builder::new()
+                .name(format!("{name}-worker-{index}"))
+                .spawn(move || worker.work())
+                // Dropping the executor ends the workers that have been started.
+                .map_err(|source| BuildError::Spawn { worker: index, source })?;
+            executor.lanes[index].thread = Some(thread);
+        }
+        Ok(executor)
+    }
+
+    /// An executor whose workers have no threads yet.
+    fn assemble<T: Send + 'static>(
+        self,
+        waker: Waker,
+        handler: Handler<T>,
+    ) -> Result<(Executor<T>, Vec<Worker<T>>), InvalidSetting> {
         self.check()?;
         let workers = within("workers", self.workers, MOST_WORKERS)?;
         let shards = within("shards", self.shards, MOST_SHARDS)?;
+        let batch = within("batch", self.batch, MOST_BATCH)?;
+        if self.retry.then.needs_hook() && handler.hook.is_none() {
+            let reason = "dead letters need a hook that takes them";
+            return Err(InvalidSetting::new("retry", reason));
+        }
         let no_memory = |setting| InvalidSetting::new(setting, "no memory for so many");
         let common = Arc::new(Common {
             registry: Registry::new(),
-            failed: SegQueue::new(),
+            skipped: SegQueue::new(),
             waker,
             spin: self.spin,
         });
-        let least = process.least();
-        let mut executor = Executor {
-            lanes: Vec::with_capacity(workers as usize),
+        let handler = Arc::new(handler);
+        let least = handler.process.least(batch);
+        let mut lanes = Vec::with_capacity(workers as usize);
+        let mut idle = Vec::with_capacity(workers as usize);
+        for _ in 0..workers {
+            let (tx, rx) = lane(LANE, Order::Right).ok_or_else(|| no_memory("workers"))?;
+            let post = Arc::new(Post::default());
+            let (handler, common) = (Arc::clone(&handler), Arc::clone(&common));
+            idle.push(Worker::new(rx, handler, common, Arc::clone(&post), batch));
+            let mut lane = Lane::new(tx, post);
+            lane.set_limits(least);
+            lanes.push(lane);
+        }
+        let executor = Executor {
+            lanes,
             current: 0,
             shards: boxed(shards, Shard::new).ok_or_else(|| no_memory("shards"))?,
             ready: VecDeque::new(),
@@ -261,26 +356,16 @@ impl Builder {
             closing: Vec::new(),
             generation: 0,
             common,
+            handler,
+            retry: self.retry,
+            parking: Parking::new(),
+            failures: VecDeque::new(),
+            skipped: VecDeque::new(),
+            counts: Counts::default(),
             least,
             last_pass: None,
         };
-        let process = Arc::new(process);
-        for worker in 0..workers {
-            let (tx, rx) = lane(LANE, Order::Right).ok_or_else(|| no_memory("workers"))?;
-            let thread = std::thread::Builder::new()
-                .name(format!("{}-worker-{worker}", self.name))
-                .spawn({
-                    let (process, common) = (Arc::clone(&process), Arc::clone(&executor.common));
-                    move || work(rx, &*process, common)
-                })
-                // Dropping the executor ends the workers that have been started.
-                .map_err(|source| BuildError::Spawn { worker: worker as usize, source })?;
-            executor.lanes.push(Lane::new(tx, thread));
-        }
-        for lane in &mut executor.lanes {
-            lane.set_limits(least);
-        }
-        Ok(executor)
+        Ok((executor, idle))
     }
 }
 
@@ -315,9 +400,17 @@ impl<T> Drop for Stream<'_, T> {
 #[derive(Debug)]
 struct Lane<T> {
     tx: LaneTx<Entry<T>>,
-    thread: JoinHandle<()>,
-    /// Shard of the entry at each position: the slots themselves may be the worker's.
-    shards: Box<[u32; LANE as usize]>,
+    /// `None` only before it is started.
+    thread: Option<JoinHandle<()>>,
+    post: Arc<Post>,
+    /// Hash of the entry at each position: the slots themselves may be the worker's.
+    hashes: Box<[u64; LANE as usize]>,
+    /// What the worker handed back, until the dispatcher has dealt with it.
+    handed_back: Vec<(u32, u64, Entry<T>)>,
+    /// Entries that were handed back unhandled, oldest first.
+    holds: VecDeque<Hold<T>>,
+    /// The classes of `holds`, a bit each.
+    held: u128,
     /// Shards with waiting records that are tied to this lane.
     tied: VecDeque<u32>,
     /// How long it has not moved, ns.
@@ -342,11 +435,15 @@ struct Lane<T> {
 }
 
 impl<T> Lane<T> {
-    fn new(tx: LaneTx<Entry<T>>, thread: JoinHandle<()>) -> Self {
+    fn new(tx: LaneTx<Entry<T>>, post: Arc<Post>) -> Self {
         Lane {
             tx,
-            thread,
-            shards: Box::new([NONE; LANE as usize]),
+            thread: None,
+            post,
+            hashes: Box::new([FREE; LANE as usize]),
+            handed_back: Vec::new(),
+            holds: VecDeque::new(),
+            held: 0,
             tied: VecDeque::new(),
             stuck_ns: 0.0,
             owed: false,
@@ -363,25 +460,25 @@ impl<T> Lane<T> {
 
     /// Pushes into a lane that has room; returns the position after the entry.
     #[inline(always)]
-    fn push(&mut self, shard: u32, entry: Entry<T>) -> u32 {
-        self.shards[self.tx.end() as usize % LANE as usize] = shard;
+    fn push(&mut self, hash: u64, entry: Entry<T>) -> u32 {
+        self.hashes[self.tx.end() as usize % LANE as usize] = hash;
         let pushed = self.tx.push(entry).is_ok();
         // The limit is never above the number of slots, and callers look at the room first.
         debug_assert!(pushed, "a lane with room has a free slot");
         self.tx.end()
     }
 
-    /// The position after each entry in a range, and its shard.
-    fn shards_between(&self, from: u32, to: u32) -> impl Iterator<Item = (u32, u32)> {
+    /// The position after each entry in a range, and its hash.
+    fn hashes_between(&self, from: u32, to: u32) -> impl Iterator<Item = (u32, u64)> {
         (0..distance(from, to)).map(move |step| {
             let position = advance(from, step);
-            (advance(position, 1), self.shard_at(position))
+            (advance(position, 1), self.hash_at(position))
         })
     }
 
-    /// The shard of the entry at a position.
-    fn shard_at(&self, position: u32) -> u32 {
-        self.shards[position as usize % LANE as usize]
+    /// The hash of the entry at a position.
+    fn hash_at(&self, position: u32) -> u64 {
+        self.hashes[position as usize % LANE as usize]
     }
 
     /// Records it has room for.
@@ -425,7 +522,12 @@ impl<T> Lane<T> {
             }
         }
         if before > 0 {
-            let finished = self.tx.reclaim();
+            let (hashes, handed_back) = (&self.hashes, &mut self.handed_back);
+            let finished = self.tx.reclaim_with(|position, entry| {
+                if entry.back().is_some() {
+                    handed_back.push((position, hashes[position as usize % LANE as usize], entry));
+                }
+            });
             self.learn(elapsed_ns, before, f64::from(finished));
         } else {
             self.stuck_ns = 0.0;
@@ -468,7 +570,8 @@ impl<T> Lane<T> {
         if self.closed {
             (self.limit, self.patience) = (0, 0);
         }
-        self.easy = self.limit.min(self.patience);
+        // While something is held each record has to be looked at.
+        self.easy = if self.held == 0 { self.limit.min(self.patience) } else { 0 };
         self.tx.set_run(records(RUN).clamp(1, MOST_RUN));
     }
 
@@ -486,7 +589,13 @@ impl<T> Lane<T> {
     fn stop(&mut self) {
         self.flush(false);
         self.tx.stop();
-        self.thread.thread().unpark();
+        self.unpark();
+    }
+
+    fn unpark(&self) {
+        if let Some(thread) = &self.thread {
+            thread.thread().unpark();
+        }
     }
 
     fn is_worth_waking(&self) -> bool {
@@ -498,7 +607,7 @@ impl<T> Lane<T> {
         self.owed = false;
         self.owed_ns = 0.0;
         self.waking = true;
-        self.thread.thread().unpark();
+        self.unpark();
     }
 }
 
@@ -575,6 +684,12 @@ pub struct Executor<T> {
     closing: Vec<Closing>,
     generation: u32,
     common: Arc<Common>,
+    handler: Arc<Handler<T>>,
+    retry: Retry,
+    parking: Parking<T>,
+    failures: VecDeque<Failure>,
+    skipped: VecDeque<Skipped>,
+    counts: Counts,
     least: u32,
     last_pass: Option<Duration>,
 }
@@ -678,7 +793,7 @@ impl<T: Send + 'static> Executor<T> {
             Ok(place) => place,
             Err(refused) => return Err(Rejected { payload, refused }),
         };
-        self.send(route, Entry::new(payload, &place, id.slot));
+        self.send(route, id.slot, &place, payload);
         Ok(())
     }
 
@@ -722,8 +837,7 @@ impl<T: Send + 'static> Executor<T> {
             return (0, records.next());
         }
         let places = slot.window.places(lane.easy.saturating_sub(lane.tx.pending()));
-        let (current, shards, shards_of) =
-            (self.current as u32, &mut *self.shards, &mut *lane.shards);
+        let (current, shards, hashes) = (self.current as u32, &mut *self.shards, &mut *lane.hashes);
         let mut stream = Stream { writer: lane.tx.writer(places.count), window: &mut slot.window };
         let writer = &mut stream.writer;
         let tag = Tag::new(places.index, id.slot, places.lap);
@@ -733,20 +847,20 @@ impl<T: Send + 'static> Executor<T> {
                 first = Some(record);
                 break;
             };
+            let hash = not_free(hash);
             let index = shard_of(hash, shards.len());
             // Whether or not its earlier records are still in the lane, it may go there. One test
             // for both cases, because which it is nobody can predict.
             let Some(shard) = shards.get_mut(index as usize).filter(|shard| {
-                shard.lane == current
-                    && !shard.waits()
+                shard.goes_straight_to(current)
                     && record.0.wrapping_sub(places.offset) == i64::from(writer.written())
                     && !writer.is_full()
             }) else {
                 first = Some(record);
                 break;
             };
-            shards_of[writer.end() as usize % LANE as usize] = index;
-            let tag = tag.plus(writer.written());
+            hashes[writer.end() as usize % LANE as usize] = hash;
+            let tag = tag.plus(writer.written(), class_of(index));
             let pushed = writer.push(Entry { payload: record.2, tag }).is_ok();
             debug_assert!(pushed, "it was not full");
             shard.position = writer.end();
@@ -755,46 +869,54 @@ impl<T: Send + 'static> Executor<T> {
     }
 
     #[inline(always)]
-    fn send(&mut self, route: Route, entry: Entry<T>) {
+    fn send(&mut self, route: Route, epoch: u16, place: &Place, payload: T) {
         match route {
             Route::Ordered(hash) => {
+                let hash = not_free(hash);
                 let index = shard_of(hash, self.shards.len());
+                let entry = Entry::new(payload, place, epoch, class_of(index));
                 let shard = &mut self.shards[index as usize];
                 let lane = &mut self.lanes[self.current];
                 // Whether or not its earlier records are still in the lane, it may go there. One
                 // test for both cases, because which it is nobody can predict.
-                if shard.lane == self.current as u32
-                    && !shard.waits()
-                    && lane.tx.pending() < lane.easy
-                {
-                    shard.position = lane.push(index, entry);
+                if shard.goes_straight_to(self.current as u32) && lane.tx.pending() < lane.easy {
+                    shard.position = lane.push(hash, entry);
                 } else {
-                    self.dispatch(index, entry);
+                    self.dispatch(index, hash, entry);
                 }
             }
-            Route::Free => self.dispatch_free(entry),
+            Route::Free => {
+                let class = class_of(place.index() % self.shards.len() as u32);
+                self.dispatch_free(Entry::new(payload, place, epoch, class));
+            }
         }
     }
 
-    fn dispatch(&mut self, index: u32, entry: Entry<T>) {
+    fn dispatch(&mut self, index: u32, hash: u64, entry: Entry<T>) {
         let shard = &mut self.shards[index as usize];
         if !shard.waits() {
-            if let Some(lane) = self.lanes.get_mut(shard.lane as usize)
+            if shard.has_parked() && self.is_parked(hash) {
+                self.count_waiting(&entry);
+                self.park_behind(hash, entry);
+                return;
+            }
+            let shard = &mut self.shards[index as usize];
+            if let Some(lane) = self.lanes.get_mut(shard.lane())
                 && !reached(lane.tx.reclaimed(), shard.position)
             {
                 // Its earlier records are in this lane, so it must go there too.
-                if lane.room() > 0 {
-                    shard.position = lane.push(index, entry);
+                if lane.room() > 0 && !lane.holds_back(index) {
+                    shard.position = lane.push(hash, entry);
                     return;
                 }
             } else if let Some(lane) = self.pick() {
                 let shard = &mut self.shards[index as usize];
-                shard.lane = lane as u32;
-                shard.position = self.lanes[lane].push(index, entry);
+                shard.set_lane(lane as u32);
+                shard.position = self.lanes[lane].push(hash, entry);
                 return;
             }
         }
-        self.wait(index, entry);
+        self.wait(index, hash, entry);
     }
 
     /// A record without an order: to the lane that is picked; else it waits in some shard's list.
@@ -802,36 +924,55 @@ impl<T: Send + 'static> Executor<T> {
     fn dispatch_free(&mut self, entry: Entry<T>) {
         match self.pick() {
             Some(lane) => {
-                self.lanes[lane].push(NONE, entry);
+                self.lanes[lane].push(FREE, entry);
             }
-            None => self.wait_anywhere(entry),
+            None => self.wait_anywhere(FREE, entry),
         }
     }
 
-    fn wait_anywhere(&mut self, entry: Entry<T>) {
+    fn wait_anywhere(&mut self, hash: u64, entry: Entry<T>) {
         let index = entry.place().index() % self.shards.len() as u32;
-        self.wait(index, entry);
+        self.wait(index, hash, entry);
     }
 
     /// Puts a record at the end of its shard's list, and the shard where it will be found.
     #[cold]
-    fn wait(&mut self, index: u32, entry: Entry<T>) {
+    fn wait(&mut self, index: u32, hash: u64, entry: Entry<T>) {
         self.count_waiting(&entry);
         let shard = &mut self.shards[index as usize];
-        if !shard.waits() {
-            match self.lanes.get_mut(shard.lane as usize) {
-                Some(lane) if !reached(lane.tx.reclaimed(), shard.position) => {
-                    lane.tied.push_back(index);
-                }
-                _ => self.ready.push_back(index),
-            }
+        let first = !shard.waits();
+        self.slab.push(shard, Waiting { hash, entry });
+        if first {
+            self.queue_shard(index);
         }
-        self.slab.push(shard, entry);
+    }
+
+    /// Puts a shard that has begun to wait where it will be found.
+    fn queue_shard(&mut self, index: u32) {
+        if self.is_in_lane(index) {
+            let lane = self.shards[index as usize].lane();
+            self.lanes[lane].tied.push_back(index);
+        } else {
+            self.ready.push_back(index);
+        }
+    }
+
+    /// Whether a lane holds records of the shard.
+    fn is_in_lane(&self, index: u32) -> bool {
+        let shard = &self.shards[index as usize];
+        let lane = self.lanes.get(shard.lane());
+        lane.is_some_and(|lane| !reached(lane.tx.reclaimed(), shard.position))
     }
 
     fn count_waiting(&mut self, entry: &Entry<T>) {
         if let Some(slot) = &mut self.epochs[usize::from(entry.epoch())] {
             slot.waiting += 1;
+        }
+    }
+
+    fn uncount_waiting(&mut self, entry: &Entry<T>) {
+        if let Some(slot) = &mut self.epochs[usize::from(entry.epoch())] {
+            slot.waiting -= 1;
         }
     }
 
@@ -862,18 +1003,26 @@ impl<T: Send + 'static> Executor<T> {
     pub fn pass(&mut self, now: Duration) {
         let elapsed = now.saturating_sub(self.last_pass.unwrap_or(now)).as_nanos() as f64;
         self.last_pass = Some(now);
-        let (mut idle, mut stuck) = (false, false);
+        let (mut idle, mut stuck, mut back) = (false, false, false);
         for lane in &mut self.lanes {
             lane.refresh(elapsed, self.least);
             idle |= lane.tx.pending() == 0;
             stuck |= lane.is_stuck();
+            back |= !lane.handed_back.is_empty() || lane.held != 0;
         }
+        if back {
+            for index in 0..self.lanes.len() {
+                self.take_back(index, now);
+            }
+        }
+        self.send_due(now);
         if idle && stuck && self.ready.is_empty() {
             self.recall_stuck();
         }
         if self.slab.len() > 0 {
             self.serve_waiting();
         }
+        self.collect_skipped();
         if !self.closing.is_empty() {
             self.free_slots();
         }
@@ -898,15 +1047,30 @@ impl<T: Send + 'static> Executor<T> {
         lane.tx.recall(|entry| recalled.push(entry));
         let (reclaimed, claim) = (lane.tx.reclaimed(), lane.tx.end());
         // Their shards have nothing in the lane any more, ...
-        for (_, shard) in lane.shards_between(claim, end) {
-            if shard != NONE {
-                self.shards[shard as usize].position = reclaimed;
+        let shards = self.shards.len();
+        for (_, hash) in lane.hashes_between(claim, end) {
+            if !is_free(hash) {
+                self.shards[shard_of(hash, shards) as usize].position = reclaimed;
             }
         }
-        // ... unless an older record of theirs is among the claimed.
-        for (position, shard) in lane.shards_between(reclaimed, claim) {
-            if shard != NONE {
-                self.shards[shard as usize].position = position;
+        // ... unless an older record of theirs is among the claimed, ...
+        for (position, hash) in lane.hashes_between(reclaimed, claim) {
+            if !is_free(hash) {
+                self.shards[shard_of(hash, shards) as usize].position = position;
+            }
+        }
+        // ... or has come back and is held.
+        for (hash, until) in lane.shorten_holds(claim) {
+            let shard = &mut self.shards[shard_of(hash, shards) as usize];
+            if !is_free(hash) && reached(until, shard.position) {
+                shard.position = until;
+            }
+        }
+        // What was recalled is in the lists, where it is counted.
+        for closing in &mut self.closing {
+            let end = &mut closing.ends[index];
+            if !reached(claim, *end) {
+                *end = claim;
             }
         }
         // The last one came first, and each goes to the front: older than what waits already,
@@ -914,19 +1078,27 @@ impl<T: Send + 'static> Executor<T> {
         let mut position = end;
         for entry in recalled.drain(..) {
             position = advance(position, POSITION);
-            let shard = self.lanes[index].shard_at(position);
-            if shard == NONE {
-                self.wait_anywhere(entry);
+            let hash = self.lanes[index].hash_at(position);
+            if entry.is_tracked() {
+                self.lanes[index].post.errands.lock().remove(&position);
+            }
+            if is_free(hash) {
+                self.wait_anywhere(hash, entry);
                 continue;
             }
             self.count_waiting(&entry);
+            let Some(entry) = self.park_in_front(hash, entry) else { continue };
+            let shard = shard_of(hash, shards);
             let list = &mut self.shards[shard as usize];
-            if !list.waits() {
+            let first = !list.waits();
+            self.slab.push_front(list, Waiting { hash, entry });
+            if first {
                 self.lanes[index].tied.push_back(shard);
             }
-            self.slab.push_front(list, entry);
         }
         self.recalled = recalled;
+        // Perhaps all that was waited for was recalled.
+        self.let_go(index, reclaimed);
     }
 
     fn serve_waiting(&mut self) {
@@ -936,7 +1108,7 @@ impl<T: Send + 'static> Executor<T> {
                 let Some(shard) = lane.tied.pop_front() else { break };
                 if reached(lane.tx.reclaimed(), self.shards[shard as usize].position) {
                     self.ready.push_back(shard);
-                } else if lane.room() > 0 {
+                } else if lane.room() > 0 && !lane.holds_back(shard) {
                     self.feed(shard, index);
                 } else {
                     lane.tied.push_back(shard);
@@ -945,7 +1117,11 @@ impl<T: Send + 'static> Executor<T> {
         }
         while !self.ready.is_empty() {
             let Some(lane) = self.pick() else { break };
-            if let Some(shard) = self.ready.pop_front() {
+            let Some(shard) = self.ready.pop_front() else { break };
+            // It became ready before all lanes were looked at, and one of them gave back something.
+            if self.is_in_lane(shard) {
+                self.queue_shard(shard);
+            } else {
                 self.feed(shard, lane);
             }
         }
@@ -953,22 +1129,41 @@ impl<T: Send + 'static> Executor<T> {
 
     /// Moves a shard's waiting records into a lane, as many as it has room for.
     fn feed(&mut self, index: u32, to: usize) {
-        let shard = &mut self.shards[index as usize];
-        let lane = &mut self.lanes[to];
-        while lane.room() > 0 {
-            let Some(entry) = self.slab.pop(shard) else { return };
+        let mut ended = Vec::new();
+        while self.lanes[to].room() > 0 {
+            let shard = &mut self.shards[index as usize];
+            let parked = shard.has_parked();
+            let Some(Waiting { hash, entry }) = self.slab.pop(shard) else { break };
+            let tracked = entry.is_tracked();
+            if parked && !tracked && self.is_parked(hash) {
+                self.park_behind(hash, entry);
+                continue;
+            }
             let mut halted = false;
             if let Some(slot) = &mut self.epochs[usize::from(entry.epoch())] {
                 slot.waiting -= 1;
                 halted = slot.window.shared().halted();
             }
             if !halted {
-                shard.lane = to as u32;
-                shard.position = lane.push(index, entry);
+                if tracked {
+                    self.send_errand(to, self.lanes[to].tx.end(), hash);
+                }
+                let shard = &mut self.shards[index as usize];
+                let position = self.lanes[to].push(hash, entry);
+                if !is_free(hash) {
+                    shard.set_lane(to as u32);
+                    shard.position = position;
+                }
+            } else if tracked {
+                ended.push((hash, entry));
             }
         }
-        if shard.waits() {
-            lane.tied.push_back(index);
+        if self.shards[index as usize].waits() {
+            self.queue_shard(index);
+        }
+        // Only now: it may add to this list, which must not be queued twice.
+        for (hash, entry) in ended {
+            self.drop_tracked(hash, entry);
         }
     }
 
@@ -1014,20 +1209,37 @@ impl<T: Send + 'static> Executor<T> {
         self.slot(id)?.window.last_admitted()
     }
 
-    /// The next failed record that was not taken yet. Its epoch has halted.
+    /// The next record that failed for good and was not taken yet. Its epoch has halted.
     pub fn take_failure(&mut self) -> Option<Failure> {
-        loop {
-            let failed = self.common.failed.pop()?;
-            // A failure of an epoch that is gone concerns nobody any more. The slot cannot have been
-            // given to another epoch: it is freed after the failed entry was taken back, and this
-            // queue was filled before that.
-            if let Some(Some(slot)) = self.epochs.get(usize::from(failed.epoch))
-                && !slot.closed
-            {
-                let epoch = EpochId { slot: failed.epoch, generation: slot.generation };
-                return Some(Failure { epoch, offset: failed.offset, reason: failed.reason });
+        self.failures.pop_front()
+    }
+
+    /// The next record that was passed over and was not taken yet. To be called now and then when
+    /// handlers skip records: what is not taken is kept.
+    pub fn take_skipped(&mut self) -> Option<Skipped> {
+        self.collect_skipped();
+        self.skipped.pop_front()
+    }
+
+    fn collect_skipped(&mut self) {
+        while let Some(Passed { epoch, offset, reason }) = self.common.skipped.pop() {
+            // The slot cannot have been given to another epoch: it is freed after the entry was taken
+            // back, and this queue was filled before that and is emptied in each pass.
+            if let Some(Some(slot)) = self.epochs.get(usize::from(epoch)) {
+                let epoch = EpochId { slot: epoch, generation: slot.generation };
+                self.note_skipped(epoch, offset, reason);
             }
         }
+    }
+
+    fn note_skipped(&mut self, epoch: EpochId, offset: i64, reason: String) {
+        self.counts.skipped += 1;
+        self.skipped.push_back(Skipped { epoch, offset, reason });
+    }
+
+    /// What has happened so far. Skipped records are counted by the pass after they were handled.
+    pub fn counts(&self) -> Counts {
+        self.counts
     }
 
     /// Stops an epoch: it admits nothing more, and of its admitted records none starts that has
@@ -1038,6 +1250,7 @@ impl<T: Send + 'static> Executor<T> {
         if slot.is(id) {
             slot.accepts = 0;
             self.common.registry.halt(slot.window.shared());
+            self.forget_parked(id.slot);
         }
     }
 
@@ -1079,7 +1292,7 @@ impl<T: Send + 'static> Executor<T> {
             }
             *slot = None;
             registry.set(closing.slot, None);
-            registry.forget_halted();
+            registry.drop_caution();
             false
         });
     }
@@ -1094,7 +1307,9 @@ impl<T: Send + 'static> Executor<T> {
 
     /// Workers whose thread has not ended.
     pub fn running_workers(&self) -> usize {
-        self.lanes.iter().filter(|lane| !lane.thread.is_finished()).count()
+        let runs =
+            |lane: &&Lane<T>| lane.thread.as_ref().is_some_and(|thread| !thread.is_finished());
+        self.lanes.iter().filter(runs).count()
     }
 }
 

@@ -16,8 +16,9 @@ pub struct EpochId {
 #[derive(Debug)]
 pub(crate) struct Registry {
     version: AtomicU64,
-    /// Epochs that are halted and not yet gone: while there is none, no record has to be asked.
-    halted: AtomicU32,
+    /// Epochs that are halted and not yet gone, and tracked records on their way: while there is
+    /// none, no record has to be looked at.
+    caution: AtomicU32,
     slots: RwLock<Vec<Option<Arc<Shared>>>>,
 }
 
@@ -25,7 +26,7 @@ impl Registry {
     pub(crate) fn new() -> Self {
         Registry {
             version: AtomicU64::new(0),
-            halted: AtomicU32::new(0),
+            caution: AtomicU32::new(0),
             slots: RwLock::new(Vec::new()),
         }
     }
@@ -35,23 +36,29 @@ impl Registry {
         // Counted before the flag is set, never after: whoever finds the flag set by another thread
         // must find the count too, or it would start a later record of the key that just failed.
         // Relaxed: ordered by the swap in `Shared::halt`.
-        self.halted.fetch_add(1, Ordering::Relaxed);
+        self.caution.fetch_add(1, Ordering::Relaxed);
         if epoch.halt() {
             // Relaxed: the one that set the flag keeps its count until the epoch is gone.
-            self.halted.fetch_sub(1, Ordering::Relaxed);
+            self.caution.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
-    /// A halted epoch's slot is free.
-    pub(crate) fn forget_halted(&self) {
-        // Relaxed: no entry names the epoch any more.
-        self.halted.fetch_sub(1, Ordering::Relaxed);
+    /// A tracked record is sent.
+    pub(crate) fn add_caution(&self) {
+        // Relaxed: before the flush that publishes the record.
+        self.caution.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A halted epoch's slot is free, or a tracked record is back.
+    pub(crate) fn drop_caution(&self) {
+        // Relaxed: no entry in a lane depends on it any more.
+        self.caution.fetch_sub(1, Ordering::Relaxed);
     }
 
     #[inline]
-    pub(crate) fn any_halted(&self) -> bool {
-        // Relaxed: see `Shared::halted`.
-        self.halted.load(Ordering::Relaxed) > 0
+    pub(crate) fn is_cautious(&self) -> bool {
+        // Relaxed: see `Shared::halted`; for a tracked record the claim has acquired its flush.
+        self.caution.load(Ordering::Relaxed) > 0
     }
 
     pub(crate) fn set(&self, slot: u16, epoch: Option<Arc<Shared>>) {

@@ -82,6 +82,8 @@ struct Shared<E> {
     done: CachePadded<AtomicU32>,
     /// How many entries one claim should take. A hint, written by the dispatcher only.
     run: CachePadded<AtomicU32>,
+    /// Position after the last entry that the worker handed back. Written by the worker only.
+    back: AtomicU32,
     stop: AtomicBool,
     /// Written once, when the `LaneTx` goes: what is left for `drop` to destroy.
     left_from: AtomicU32,
@@ -169,6 +171,7 @@ pub fn lane<E>(length: u32, order: Order) -> Option<(LaneTx<E>, LaneRx<E>)> {
         word: CachePadded::new(AtomicU64::new(0)),
         done: CachePadded::new(AtomicU32::new(0)),
         run: CachePadded::new(AtomicU32::new(1)),
+        back: AtomicU32::new(0),
         stop: AtomicBool::new(false),
         left_from: AtomicU32::new(0),
         left_to: AtomicU32::new(0),
@@ -269,24 +272,38 @@ impl<E> LaneTx<E> {
     /// how many there were. For entries without a destructor it is O(1) and touches no slot.
     #[inline]
     pub fn reclaim(&mut self) -> u32 {
+        self.reclaim_with(|_, entry| drop(entry))
+    }
+
+    /// As [`reclaim`](Self::reclaim), but when the worker has [handed back](Run::hand_back) any of
+    /// them, each is passed to `take` with its position; others may be, too.
+    #[inline]
+    pub fn reclaim_with(&mut self, mut take: impl FnMut(u32, E)) -> u32 {
         // Acquire: pairs with the Release in `Run::drop`; all the worker did with the entries
         // happened before.
         let done = self.shared.done.load(Ordering::Acquire);
         let count = distance(self.reclaimed, done);
-        if !std::mem::needs_drop::<E>() {
+        // Relaxed: written before `done`. It may be newer, but never older than the last one handed
+        // back up to `done`.
+        let back = distance(self.reclaimed, self.shared.back.load(Ordering::Relaxed));
+        let handed_back = back != 0 && back < 1 << 30;
+        if !handed_back && !std::mem::needs_drop::<E>() {
             self.reclaimed = done;
             return count;
         }
         while self.reclaimed != done {
             let position = self.reclaimed;
-            // First, so that a panic in the destructor cannot lead to a second drop.
+            // First, so that a panic in the destructor or in `take` cannot lead to a second read.
             self.reclaimed = advance(position, 1);
-            self.shared.slot(position).with_mut(|slot| {
+            let entry = self.shared.slot(position).with_mut(|slot| {
                 // SAFETY: the slot lay in `reclaimed..done`: it was written by `push`, the worker
-                // has let go of it, and `reclaimed` has moved on, so this is the only drop.
-                // Tested by `lane_hand_over` (loom) and `what_is_left_is_dropped_once`.
-                unsafe { (*slot).assume_init_drop() };
+                // has let go of it, and `reclaimed` has moved on, so this is the only read. Tested
+                // by `lane_hand_over` (loom) and `what_is_left_is_dropped_once`.
+                unsafe { (*slot).assume_init_read() }
             });
+            if handed_back {
+                take(position, entry);
+            }
         }
         count
     }
@@ -563,6 +580,17 @@ impl<E> Run<'_, E> {
             // SAFETY: as in `get`.
             slot.with(|slot| unsafe { (*slot).assume_init_ref() })
         })
+    }
+
+    /// Position of the entry at `index`.
+    pub fn position(&self, index: u32) -> u32 {
+        advance(self.from, index)
+    }
+
+    /// Notes that the entry at `index` is handed back: [`LaneTx::reclaim_with`] passes it on.
+    pub fn hand_back(&mut self, index: u32) {
+        // Relaxed: published by the Release of `done` in `drop`.
+        self.lane.shared.back.store(advance(self.from, index + 1), Ordering::Relaxed);
     }
 
     /// The entry at `index`, to change.

@@ -11,7 +11,7 @@
 //!   in offset order and never two at once, with no lock and no allocation per record.
 //!
 //! It knows no Kafka, does no I/O, and has no clock of its own: the driving thread tells it the
-//! time. It does not retry: a failed record halts its partition, and the caller decides.
+//! time. A failed record is tried again as its [`Retry`] policy says, while other keys go on.
 
 mod batch;
 mod dispatch;
@@ -19,6 +19,7 @@ mod epoch;
 mod error;
 mod lane;
 mod outcome;
+mod retry;
 mod ring;
 mod shard;
 mod sync;
@@ -28,14 +29,17 @@ mod window;
 mod worker;
 
 pub use batch::Batch;
-pub use dispatch::{BuildError, Builder, Executor, Failure, Rejected, Route};
+pub use dispatch::{
+    BuildError, Builder, Counts, Executor, Failure, ParkedKey, Rejected, Route, Skipped,
+};
 pub use epoch::EpochId;
 pub use error::{InvalidSetting, Refused};
-pub use outcome::{IntoOutcome, Outcome};
+pub use outcome::{BatchOutcome, IntoBatchOutcome, IntoOutcome, Outcome};
+pub use retry::{Attempt, Exhausted, Retry};
 pub use ticket::Ticket;
 pub use wake::{Waiter, Waker};
 pub use window::{Progress, Watermark, Window};
-pub use worker::Spin;
+pub use worker::{DeadLetter, Handler, Spin};
 
 /// Not public: the internals that the models in `loom-tests` and the benches drive directly.
 #[doc(hidden)]

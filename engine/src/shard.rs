@@ -11,8 +11,8 @@ pub(crate) const NONE: u32 = u32::MAX;
 #[derive(Debug, Clone)]
 #[repr(C)]
 pub(crate) struct Shard {
-    /// The lane that holds, or last held, its records.
-    pub(crate) lane: u32,
+    /// The lane that holds, or last held, its records; with [`PARKED`].
+    lane: u32,
     /// The list of waiting records, oldest first: younger than all in the lane.
     head: u32,
     /// Position in the lane after its last record there. The shard may change lane only when the
@@ -21,9 +21,13 @@ pub(crate) struct Shard {
     tail: u32,
 }
 
+/// Some key of the shard is parked. Beside the lane, so that the check that a record may go straight
+/// into it also finds this.
+const PARKED: u32 = 1 << 31;
+
 impl Shard {
     pub(crate) fn new() -> Self {
-        Shard { lane: NONE, head: NONE, position: 0, tail: NONE }
+        Shard { lane: NONE & !PARKED, head: NONE, position: 0, tail: NONE }
     }
 
     /// Whether it has waiting records.
@@ -31,11 +35,43 @@ impl Shard {
     pub(crate) fn waits(&self) -> bool {
         self.head != NONE
     }
+
+    /// Whether it is at home in the lane, without a parked key and without waiting records.
+    #[inline(always)]
+    pub(crate) fn goes_straight_to(&self, lane: u32) -> bool {
+        self.lane == lane && self.head == NONE
+    }
+
+    #[inline(always)]
+    pub(crate) fn lane(&self) -> usize {
+        (self.lane & !PARKED) as usize
+    }
+
+    #[inline]
+    pub(crate) fn set_lane(&mut self, lane: u32) {
+        self.lane = self.lane & PARKED | lane;
+    }
+
+    #[inline]
+    pub(crate) fn has_parked(&self) -> bool {
+        self.lane & PARKED != 0
+    }
+
+    pub(crate) fn set_parked(&mut self, parked: bool) {
+        self.lane = self.lane & !PARKED | if parked { PARKED } else { 0 };
+    }
+}
+
+/// A waiting record with its hash.
+#[derive(Debug)]
+pub(crate) struct Waiting<E> {
+    pub(crate) hash: u64,
+    pub(crate) entry: E,
 }
 
 #[derive(Debug)]
 struct Node<E> {
-    entry: Option<E>,
+    waiting: Option<Waiting<E>>,
     next: u32,
 }
 
@@ -59,9 +95,9 @@ impl<E> Slab<E> {
         self.waiting
     }
 
-    fn node(&mut self, entry: E, next: u32) -> u32 {
+    fn node(&mut self, waiting: Waiting<E>, next: u32) -> u32 {
         self.waiting += 1;
-        let node = Node { entry: Some(entry), next };
+        let node = Node { waiting: Some(waiting), next };
         if self.free == NONE {
             self.nodes.push(node);
             // Records that wait are held in memory: there are fewer than 2^32.
@@ -73,8 +109,8 @@ impl<E> Slab<E> {
         index
     }
 
-    pub(crate) fn push(&mut self, shard: &mut Shard, entry: E) {
-        let index = self.node(entry, NONE);
+    pub(crate) fn push(&mut self, shard: &mut Shard, waiting: Waiting<E>) {
+        let index = self.node(waiting, NONE);
         if !shard.waits() {
             shard.head = index;
         } else {
@@ -84,26 +120,32 @@ impl<E> Slab<E> {
     }
 
     /// Puts an entry before all others: it is older than they are.
-    pub(crate) fn push_front(&mut self, shard: &mut Shard, entry: E) {
-        let index = self.node(entry, shard.head);
+    pub(crate) fn push_front(&mut self, shard: &mut Shard, waiting: Waiting<E>) {
+        let index = self.node(waiting, shard.head);
         if !shard.waits() {
             shard.tail = index;
         }
         shard.head = index;
     }
 
-    pub(crate) fn pop(&mut self, shard: &mut Shard) -> Option<E> {
+    /// All waiting records, in no order.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn all(&self) -> impl Iterator<Item = &E> {
+        self.nodes.iter().filter_map(|node| node.waiting.as_ref()).map(|waiting| &waiting.entry)
+    }
+
+    pub(crate) fn pop(&mut self, shard: &mut Shard) -> Option<Waiting<E>> {
         if !shard.waits() {
             return None;
         }
         let index = shard.head;
         let node = &mut self.nodes[index as usize];
-        let entry = node.entry.take();
+        let waiting = node.waiting.take();
         shard.head = node.next;
         node.next = self.free;
         self.free = index;
         self.waiting -= 1;
-        entry
+        waiting
     }
 }
 
@@ -111,15 +153,23 @@ impl<E> Slab<E> {
 mod tests {
     use super::*;
 
+    fn waiting(entry: i32) -> Waiting<i32> {
+        Waiting { hash: 0, entry }
+    }
+
+    fn pop(slab: &mut Slab<i32>, shard: &mut Shard) -> Option<i32> {
+        slab.pop(shard).map(|waiting| waiting.entry)
+    }
+
     #[test]
     fn what_is_put_in_front_comes_first() {
         let mut slab = Slab::new();
         let mut list = Shard::new();
-        slab.push_front(&mut list, 2);
-        slab.push(&mut list, 3);
-        slab.push_front(&mut list, 1);
-        slab.push(&mut list, 4);
-        let taken: Vec<_> = std::iter::from_fn(|| slab.pop(&mut list)).collect();
+        slab.push_front(&mut list, waiting(2));
+        slab.push(&mut list, waiting(3));
+        slab.push_front(&mut list, waiting(1));
+        slab.push(&mut list, waiting(4));
+        let taken: Vec<_> = std::iter::from_fn(|| pop(&mut slab, &mut list)).collect();
         assert_eq!(taken, [1, 2, 3, 4]);
     }
 
@@ -129,16 +179,19 @@ mod tests {
         let (mut odd, mut even) = (Shard::new(), Shard::new());
         for round in 0..3 {
             for value in 0..10 {
-                slab.push(if value % 2 == 0 { &mut even } else { &mut odd }, round * 10 + value);
+                slab.push(
+                    if value % 2 == 0 { &mut even } else { &mut odd },
+                    waiting(round * 10 + value),
+                );
             }
             assert_eq!(slab.len(), 10);
             for value in [1, 3, 5, 7, 9] {
-                assert_eq!(slab.pop(&mut odd), Some(round * 10 + value));
+                assert_eq!(pop(&mut slab, &mut odd), Some(round * 10 + value));
             }
             for value in [0, 2, 4, 6, 8] {
-                assert_eq!(slab.pop(&mut even), Some(round * 10 + value));
+                assert_eq!(pop(&mut slab, &mut even), Some(round * 10 + value));
             }
-            assert_eq!((slab.pop(&mut odd), slab.pop(&mut even)), (None, None));
+            assert_eq!((pop(&mut slab, &mut odd), pop(&mut slab, &mut even)), (None, None));
         }
         assert_eq!(slab.nodes.len(), 10);
     }
