@@ -5,7 +5,10 @@ use crate::event::{Event, Report};
 use crate::fault::Planted;
 use crate::native::{NativeClient, Record};
 use crate::poller::{Asked, Hooks, Limits, Poller};
-use plimsoll_engine::{BuildError, Executor, IntoOutcome, Outcome, Waiter, Waker};
+use plimsoll_engine::{
+    BatchOutcome, BuildError, Executor, IntoBatchOutcome, IntoOutcome, Outcome, Retry, Waiter,
+    Waker,
+};
 use rdkafka::config::ClientConfig;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -150,6 +153,18 @@ impl ConsumerBuilder {
         self
     }
 
+    /// When a failed record is tried again, and what becomes of it after the last attempt; default
+    /// [`Retry::never`], after which its partition halts and the consumer ends. While a record waits
+    /// for its next attempt the later records of its key wait, too, and other keys go on; it holds the
+    /// watermark, so at most a [window](Self::window) of records is handled beyond it.
+    ///
+    /// Of [`Exhausted`](crate::Exhausted), `Halt` and `Skip` can be had; skipped records are committed
+    /// over, with a warning for each.
+    pub fn retry(mut self, retry: Retry) -> Self {
+        self.engine = self.engine.retry(retry);
+        self
+    }
+
     /// Most records of one partition that are admitted and not yet below the watermark;
     /// default 65,536. One unfinished record lets the others of its partition run on so far.
     /// Costs 17 bytes each for every partition that has delivered a record.
@@ -204,8 +219,9 @@ impl ConsumerBuilder {
     ///
     /// It runs on the workers: records of one key of one partition in offset order and never two
     /// at once, records without a key in any order. A record counts as finished when the handler
-    /// returns `()` or `Ok(())`. An error or a panic halts its partition and ends the consumer
-    /// with [`Error::Handler`]; nothing is committed past the record.
+    /// returns `()` or `Ok(())`. An error or a panic is a failed attempt: see
+    /// [`retry`](Self::retry). After the last one its partition halts and the consumer ends with
+    /// [`Error::Handler`]; nothing is committed past the record.
     pub fn each<F, R>(mut self, handler: F) -> Self
     where
         F: Fn(&Record) -> R + Send + Sync + 'static,
@@ -221,16 +237,20 @@ impl ConsumerBuilder {
     }
 
     /// The handler, for up to [`batch`](Self::batch) records at a time. As with
-    /// [`each`](Self::each); the batch succeeds or fails as a whole.
+    /// [`each`](Self::each); a batch ends as a whole, or in parts if the handler returns a
+    /// [`BatchOutcome`].
     pub fn batches<F, R>(mut self, handler: F) -> Self
     where
         F: Fn(&Batch<'_>) -> R + Send + Sync + 'static,
-        R: IntoOutcome + 'static,
+        R: IntoBatchOutcome + 'static,
     {
         let planted = self.planted.clone();
         self.start = Some(Box::new(move |engine, waker| {
             engine.batches(waker, move |batch: &plimsoll_engine::Batch<'_, Record>| {
-                if planted.drops() { Outcome::Done } else { handler(&Batch(batch)).into_outcome() }
+                if planted.drops() {
+                    return BatchOutcome::All(Outcome::Done);
+                }
+                handler(&Batch(batch)).into_batch_outcome()
             })
         }));
         self

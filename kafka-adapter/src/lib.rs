@@ -34,7 +34,7 @@ pub use event::{Committed, Event, PartitionReport, Report};
 #[cfg(feature = "planted-faults")]
 pub use fault::Fault;
 pub use native::{Headers, Record};
-pub use plimsoll_engine::{IntoOutcome, Outcome};
+pub use plimsoll_engine::{BatchOutcome, Exhausted, IntoBatchOutcome, IntoOutcome, Outcome, Retry};
 
 /// Not public: what the tests of this workspace need of librdkafka's mock cluster.
 #[doc(hidden)]

@@ -8,7 +8,7 @@ use crate::client::{Client, CommitResult, Event as Said, Intake, TopicPartition}
 use crate::error::Error;
 use crate::event::{Committed, Event, PartitionReport, Report};
 use crate::fault::Planted;
-use plimsoll_engine::{Executor, Failure, Progress, Refused, Rejected};
+use plimsoll_engine::{Executor, Failure, Progress, Refused, Rejected, Skipped};
 use std::time::Duration;
 
 /// Most records of one batch call.
@@ -166,6 +166,9 @@ impl<C: Client> Poller<C> {
         while let Some(failure) = self.executor.take_failure() {
             self.note_failure(&failure);
         }
+        while let Some(skipped) = self.executor.take_skipped() {
+            self.note_skipped(&skipped);
+        }
         if self.phase == Phase::Running {
             moved |= self.take_in();
         }
@@ -200,7 +203,8 @@ impl<C: Client> Poller<C> {
             return std::thread::yield_now();
         }
         let now = self.client.now();
-        let timers = self.next_sweep.min(self.next_commit).saturating_sub(now);
+        let due = self.executor.next_due().unwrap_or(Duration::MAX);
+        let timers = self.next_sweep.min(self.next_commit).min(due).saturating_sub(now);
         let limit = if busy {
             // While the lanes are full there is nothing to add; a worker that runs dry wakes us.
             let nap = self.nap.max(self.executor.backlog() / 4).min(LONG_NAP);
@@ -245,6 +249,14 @@ impl<C: Client> Poller<C> {
                 reason: failure.reason.clone(),
             };
             self.fail(error);
+        }
+    }
+
+    fn note_skipped(&self, skipped: &Skipped) {
+        let of = |p: &&Partition| p.epoch.is_some_and(|epoch| epoch.id == skipped.epoch);
+        if let Some(partition) = self.partitions.iter().find(of) {
+            let Skipped { offset, reason, .. } = skipped;
+            self.warn(format!("{} offset {offset} is skipped: {reason}", partition.name));
         }
     }
 

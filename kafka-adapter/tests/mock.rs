@@ -4,8 +4,9 @@ mod common;
 
 use common::{Mock, Running, Seen, event_log, wait_until};
 use parking_lot::Mutex;
-use plimsoll_kafka::{Batch, Consumer, Error, Event, Record};
+use plimsoll_kafka::{Batch, Consumer, Error, Event, Exhausted, Record, Retry};
 use rdkafka::types::{RDKafkaApiKey, RDKafkaRespErr};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -135,6 +136,54 @@ fn a_failed_record_holds_the_commit_and_ends_the_consumer() {
         seen.assert_complete(2, 100);
         assert_eq!(mock.committed("g", "t", 1), Some(100));
     }
+}
+
+/// A fifth of the records fails once or twice, one for good.
+#[test]
+fn failed_records_come_again_in_order_and_what_is_used_up_is_skipped_with_a_warning() {
+    let mock = Mock::start();
+    mock.topic("t", 2);
+    mock.fill("t", 2, 300, 7);
+    let seen = Seen::new();
+    let attempts = Arc::new(Mutex::new(HashMap::<(i32, i64), u32>::new()));
+    let warnings = Arc::new(Mutex::new(Vec::new()));
+    let retry = Retry::times(3).first(Duration::from_millis(20)).then(Exhausted::Skip);
+    let builder = mock.consumer("g", "t").workers(2).retry(retry).on_event({
+        let warnings = Arc::clone(&warnings);
+        move |event| {
+            if let Event::Warning { message } = event {
+                warnings.lock().push(message.clone());
+            }
+        }
+    });
+    let running = Running::start(builder.each({
+        let (seen, attempts) = (Arc::clone(&seen), Arc::clone(&attempts));
+        move |record: &Record| {
+            let place = (record.partition(), record.offset());
+            let mut attempts = attempts.lock();
+            let attempt = attempts.entry(place).or_default();
+            *attempt += 1;
+            let fails = if place.1 % 5 == 0 { 1 + place.1 as u32 % 2 } else { 0 };
+            if *attempt <= fails || place == (1, 142) {
+                return Err("planted");
+            }
+            drop(attempts);
+            seen.handle(record, || ());
+            Ok(())
+        }
+    }));
+    wait_until("all but one", || seen.total_distinct(2) == 599);
+    let ends = || (mock.committed("g", "t", 0), mock.committed("g", "t", 1));
+    wait_until("all committed", || ends() == (Some(300), Some(300)));
+    running.stop().unwrap();
+    assert_eq!(attempts.lock()[&(1, 142)], 3);
+    // Each record was handled once, and those of a key in order, whatever failed in between.
+    assert_eq!(seen.count(), 599);
+    seen.assert_no_fault();
+    let skips: Vec<_> = warnings.lock().clone();
+    let skips: Vec<_> = skips.iter().filter(|warning| warning.contains("skipped")).collect();
+    assert_eq!(skips.len(), 1, "{skips:?}");
+    assert!(skips[0].contains("142") && skips[0].contains("planted"), "{skips:?}");
 }
 
 #[test]
