@@ -2,12 +2,12 @@
 //!
 //! Records are numbered densely as they are admitted, and the ring of flags is indexed by that
 //! sequence. Offsets are not kept per record: as long as they are contiguous an offset is the
-//! sequence plus a constant, and where they are not, the new constant is noted as a [`Jump`]. So a
+//! sequence plus a constant, and where they are not, the new constant is noted as a jump, see [`Jumps`]. So a
 //! gap of any size costs one note, and a record without a gap before it costs no store at all.
 
 use crate::error::{InvalidSetting, Refused};
 use crate::ring::{Flag, Mark, Place, Ring, boxed};
-use crate::sync::{Arc, AtomicBool, AtomicI64, AtomicU64, Mutex, Ordered64, Ordering};
+use crate::sync::{Arc, AtomicBool, AtomicI64, AtomicU32, AtomicU64, Mutex, Ordered64, Ordering};
 use crate::ticket::Ticket;
 use crossbeam_utils::CachePadded;
 use std::num::NonZeroU8;
@@ -26,11 +26,40 @@ struct Cursor {
     jumps: u64,
 }
 
-/// A record whose offset is not the one after the record before.
+/// The records whose offset is not the one after the record before: rings as long as that of the
+/// flags, since a jump is passed with its record. 12 bytes a slot.
 #[derive(Debug)]
-struct Jump {
-    sequence: Ordered64,
-    offset: Ordered64,
+struct Jumps {
+    offsets: Box<[Ordered64]>,
+    /// The lower half of each one's sequence: jumps that are not passed lie less than the capacity,
+    /// a `u32`, above the cursor.
+    sequences: Box<[AtomicU32]>,
+}
+
+impl Jumps {
+    fn new(capacity: u32) -> Option<Self> {
+        let offsets = boxed(capacity, || Ordered64::new(0))?;
+        Some(Jumps { offsets, sequences: boxed(capacity, || AtomicU32::new(0))? })
+    }
+
+    fn index(&self, number: u64) -> usize {
+        (number % self.offsets.len() as u64) as usize
+    }
+
+    fn set(&self, number: u64, sequence: u64, offset: i64) {
+        let index = self.index(number);
+        // Relaxed: published with `jumped`, as the offset is.
+        self.sequences[index].store(sequence as u32, Ordering::Relaxed);
+        self.offsets[index].set(offset);
+    }
+
+    /// Sequence and offset of a jump at or above `from`.
+    fn get(&self, number: u64, from: u64) -> (u64, i64) {
+        let index = self.index(number);
+        // Relaxed: ordered by `jumped`.
+        let ahead = self.sequences[index].load(Ordering::Relaxed).wrapping_sub(from as u32);
+        (from + u64::from(ahead), self.offsets[index].get())
+    }
 }
 
 /// Offset less sequence. Sequences are counts of records, far below 2^63.
@@ -42,10 +71,9 @@ fn base(offset: i64, sequence: u64) -> i64 {
 #[derive(Debug)]
 pub(crate) struct Shared {
     ring: Ring,
-    /// A ring of jumps. Written at admission, before `jumped` and `admitted` say so; read by the
-    /// scan, after it has read both. As long as the ring of flags, since a jump is passed with its
-    /// record.
-    jumps: Box<[Jump]>,
+    /// Written at admission, before `jumped` and `admitted` say so; read by the scan, after it has
+    /// read both.
+    jumps: Jumps,
     /// Jumps since the epoch began. Written by the admitting side only.
     jumped: AtomicU64,
     /// Records admitted since the epoch began. Written by the admitting side only.
@@ -105,40 +133,35 @@ impl Shared {
         let (mut from, mut to) = (cursor.jumps, self.jumped.load(Ordering::Acquire));
         while from < to {
             let middle = from.midpoint(to);
-            if self.jump(middle).sequence.get() as u64 <= sequence {
+            if self.jumps.get(middle, cursor.sequence).0 <= sequence {
                 from = middle + 1;
             } else {
                 to = middle;
             }
         }
-        let base = if from == cursor.jumps { cursor.base } else { self.jump_base(from - 1) };
+        let base = if from == cursor.jumps {
+            cursor.base
+        } else {
+            let (at, offset) = self.jumps.get(from - 1, cursor.sequence);
+            base(offset, at)
+        };
         base + sequence as i64
     }
 
-    fn jump(&self, number: u64) -> &Jump {
-        &self.jumps[(number % self.jumps.len() as u64) as usize]
-    }
-
-    fn jump_base(&self, number: u64) -> i64 {
-        let jump = self.jump(number);
-        base(jump.offset.get(), jump.sequence.get() as u64)
-    }
-
-    /// Moves the cursor's base over the jumps up to the record before its sequence; returns the
-    /// offset of the record at its sequence.
-    fn pass_jumps(&self, cursor: &mut Cursor) -> i64 {
+    /// Moves the cursor's base over the jumps up to the record before its sequence, which was at
+    /// `begun` when this was last done; returns the offset of the record at its sequence.
+    fn pass_jumps(&self, cursor: &mut Cursor, begun: u64) -> i64 {
         // Acquire: pairs with the Release in `Window::admit_place`.
         let jumped = self.jumped.load(Ordering::Acquire);
         while cursor.jumps < jumped {
-            let jump = self.jump(cursor.jumps);
-            let sequence = jump.sequence.get() as u64;
+            let (sequence, offset) = self.jumps.get(cursor.jumps, begun);
             if sequence > cursor.sequence {
                 break;
             }
             if sequence == cursor.sequence {
-                return jump.offset.get();
+                return offset;
             }
-            cursor.base = base(jump.offset.get(), sequence);
+            cursor.base = base(offset, sequence);
             cursor.jumps += 1;
         }
         cursor.base + cursor.sequence as i64
@@ -174,7 +197,7 @@ impl Shared {
         let mut failed = None;
         if cursor.sequence > begun || stop == Flag::Failed {
             // Before the slots are given back: from then on the jumps may be overwritten.
-            let offset = self.pass_jumps(cursor);
+            let offset = self.pass_jumps(cursor, begun);
             failed = (stop == Flag::Failed).then_some(offset);
         }
         if cursor.sequence > begun {
@@ -292,7 +315,7 @@ impl Window {
     /// Opens an epoch that starts at offset `start` and holds at most `capacity` records.
     ///
     /// # Errors
-    /// [`InvalidSetting`] when `capacity` is 0, when its memory (17 bytes a slot) cannot be had, or
+    /// [`InvalidSetting`] when `capacity` is 0, when its memory (13 bytes a slot) cannot be had, or
     /// when `start` is not in `0..=i64::MAX - 1`.
     pub fn open(start: i64, capacity: u32) -> Result<Self, InvalidSetting> {
         if !(0..=LAST_OFFSET).contains(&start) {
@@ -307,11 +330,7 @@ impl Window {
         };
         let shared = Shared {
             ring: Ring::new(capacity).ok_or_else(no_memory)?,
-            jumps: boxed(capacity, || Jump {
-                sequence: Ordered64::new(0),
-                offset: Ordered64::new(0),
-            })
-            .ok_or_else(no_memory)?,
+            jumps: Jumps::new(capacity).ok_or_else(no_memory)?,
             jumped: AtomicU64::new(0),
             admitted: CachePadded::new(AtomicU64::new(0)),
             passed: CachePadded::new(AtomicU64::new(0)),
@@ -380,11 +399,9 @@ impl Window {
     /// Notes that the next record does not have the next offset.
     #[cold]
     fn jump(&mut self, offset: i64, order: Ordering) {
-        let jump = self.shared.jump(self.jumped);
-        // Published by the store below. The place was read for the last time: each jump has a
-        // record of its own, and that of the one before in this place was passed, see `room`.
-        jump.sequence.set(self.admitted as i64);
-        jump.offset.set(offset);
+        // Published by the store below. The place was read for the last time: each jump has a record
+        // of its own, and that of the one before in this place was passed, see `room`.
+        self.shared.jumps.set(self.jumped, self.admitted, offset);
         self.jumped += 1;
         self.shared.jumped.store(self.jumped, order);
     }
