@@ -160,6 +160,9 @@ pub enum Order {
     /// The recall takes back `end` without looking whether the worker has claimed meanwhile.
     #[cfg(loom)]
     BlindRecall,
+    /// The worker says that it handed something back only after it has moved `done`.
+    #[cfg(loom)]
+    LateBack,
 }
 
 /// Makes a lane of `length` slots (a power of two, at most 2^16).
@@ -487,7 +490,15 @@ impl<E> LaneRx<E> {
             // AcqRel: Acquire pairs with the Release of `flush`; the entries are written.
             match shared.word.compare_exchange_weak(word, next, Ordering::AcqRel, Ordering::Relaxed)
             {
-                Ok(_) => return Some(Run { lane: self, from, count }),
+                Ok(_) => {
+                    return Some(Run {
+                        lane: self,
+                        from,
+                        count,
+                        #[cfg(loom)]
+                        late: None,
+                    });
+                }
                 Err(newer) => word = newer,
             }
         }
@@ -537,6 +548,8 @@ pub struct Run<'a, E> {
     lane: &'a mut LaneRx<E>,
     from: u32,
     count: u32,
+    #[cfg(loom)]
+    late: Option<u32>,
 }
 
 impl<E> Run<'_, E> {
@@ -589,8 +602,14 @@ impl<E> Run<'_, E> {
 
     /// Notes that the entry at `index` is handed back: [`LaneTx::reclaim_with`] passes it on.
     pub fn hand_back(&mut self, index: u32) {
+        let after = advance(self.from, index + 1);
+        #[cfg(loom)]
+        if self.lane.order == Order::LateBack {
+            self.late = Some(after);
+            return;
+        }
         // Relaxed: published by the Release of `done` in `drop`.
-        self.lane.shared.back.store(advance(self.from, index + 1), Ordering::Relaxed);
+        self.lane.shared.back.store(after, Ordering::Relaxed);
     }
 
     /// The entry at `index`, to change.
@@ -618,6 +637,10 @@ impl<E> Drop for Run<'_, E> {
             _ => Ordering::Release,
         };
         self.lane.shared.done.store(done, order);
+        #[cfg(loom)]
+        if let Some(after) = self.late {
+            self.lane.shared.back.store(after, Ordering::Relaxed);
+        }
     }
 }
 

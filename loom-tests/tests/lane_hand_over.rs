@@ -186,3 +186,58 @@ fn what_is_left_is_destroyed_once() {
     let all = [0, 1, 2].iter().flat_map(|n| [(*n, false), (*n, true)]);
     assert_eq!(seen, all.collect());
 }
+
+/// An entry without a destructor that the worker may hand back.
+#[derive(Clone, Copy)]
+struct Returned {
+    number: u32,
+    back: bool,
+}
+
+/// The worker hands the second of three entries back, one or two at a time. Returns in how many
+/// looks the dispatcher has taken the entries back before the worker had ended.
+fn handed_back(order: Order) -> u32 {
+    let (mut tx, mut rx) = lane(4, order);
+    tx.set_run(2);
+    for number in 0..3 {
+        assert!(tx.push(Returned { number, back: false }).is_ok());
+    }
+    tx.flush();
+    let worker = thread::spawn(move || {
+        while let Some(mut run) = rx.claim(1) {
+            for index in 0..run.len() {
+                if run.get(index).number == 1 {
+                    run.get_mut(index).back = true;
+                    run.hand_back(index);
+                }
+            }
+        }
+        rx
+    });
+    let mut back = Vec::new();
+    let mut take = |tx: &mut LaneTx<Returned>| {
+        tx.reclaim_with(|position, entry: Returned| {
+            assert_eq!(position, entry.number);
+            if entry.back {
+                back.push(entry.number);
+            }
+        }) > 0
+    };
+    let looks = u32::from(take(&mut tx)) + u32::from(take(&mut tx));
+    worker.join().unwrap();
+    take(&mut tx);
+    assert_eq!(back, [1], "the entry was not handed back");
+    looks
+}
+
+#[test]
+fn what_is_handed_back_comes_back() {
+    let looks = explore(Bound::Exhaustive, || handed_back(Order::Right));
+    assert_eq!(looks, BTreeSet::from([0, 1, 2]));
+}
+
+#[test]
+#[should_panic(expected = "was not handed back")]
+fn twin_a_return_that_is_told_too_late() {
+    explore(Bound::Exhaustive, || handed_back(Order::LateBack));
+}
