@@ -6,10 +6,7 @@
 use std::{
     cell::{OnceCell, RefCell},
     fmt,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -26,6 +23,7 @@ use crate::{
     measure::{Pairs, Summary, process_cpu_time, try_paired},
     ours::{DriveError, Driver, Ours, counting_no_op},
     slow::{self, SlowError, Which},
+    tally::Tally,
 };
 
 /// All figures that can be measured.
@@ -113,21 +111,21 @@ pub static REGISTRY: &[Figure] = &[
         unit: "share",
         aim: Some(Aim::AtLeast(0.97)),
         // As long as the run of 400,000 on 100 workers, not as many.
-        measure: |setup| share_of_ideal(16, 64_000, Which::All, setup),
+        measure: |setup| share_of_ideal(16, 64_000, Which::All, LONG_ROUNDS, setup),
     },
     Figure {
         name: "engine.ideal_1ms_100_workers",
         group: Group::Engine,
         unit: "share",
         aim: Some(Aim::AtLeast(0.95)),
-        measure: |setup| share_of_ideal(100, 400_000, Which::All, setup),
+        measure: |setup| share_of_ideal(100, 400_000, Which::All, LONG_ROUNDS, setup),
     },
     Figure {
         name: "engine.slow_1pct_16_workers",
         group: Group::Engine,
         unit: "share",
         aim: Some(Aim::AtLeast(0.95)),
-        measure: |setup| share_of_ideal(16, 400_000, Which::Percent, setup),
+        measure: |setup| share_of_ideal(16, 400_000, Which::Percent, 3 * LONG_ROUNDS, setup),
     },
     Figure {
         name: "engine.hang_others",
@@ -398,7 +396,7 @@ fn compare(
     Ok(Measured {
         value: pairs.ratio.median,
         note: format!(
-            "{}; {} {:.2} ns/record (CPU {:.2}), {} {:.2} (CPU {:.2})",
+            "{}; {} {:.2} ns/record (CPU with set-up {:.2}), {} {:.2} ({:.2})",
             about(&pairs, setup.rounds),
             first.0,
             pairs.first.median,
@@ -441,17 +439,17 @@ fn keys(setup: &Setup) -> Result<Measured, FigureError> {
 fn allocations_per_record(setup: &Setup) -> Result<Measured, FigureError> {
     let allocated = setup.allocated.ok_or(FigureError::NotCounted)?;
     let input = setup.input();
-    let handled = Arc::new(AtomicU64::new(0));
+    let handled = Arc::new(Tally::new(WORKERS));
     let no_op = counting_no_op(&handled);
     let mut driver = Driver::batches(WORKERS, BATCH, input.partitions(), no_op)?;
     let mut batches = input.batches();
     let warm_up = input.batches().count() / 4;
     driver.drive(batches.by_ref().take(warm_up))?;
-    let warmed = handled.load(Ordering::Relaxed);
+    let warmed = handled.total();
     let before = allocated().calls;
     let seconds = driver.drive(batches)?.as_secs_f64();
     let calls = allocated().calls - before;
-    let records = handled.load(Ordering::Relaxed);
+    let records = handled.total();
     check("ours", input, Outcome { seconds, records, watermarks: driver.watermarks() })?;
     Ok(Measured {
         value: calls as f64 / (records - warmed) as f64,
@@ -480,11 +478,11 @@ fn idle_cpu(setup: &Setup) -> Result<Measured, FigureError> {
     const WORKERS: usize = 4;
     const TIME: Duration = Duration::from_secs(2);
     let input = setup.flights.dealt(WINDOWS as usize * DEALT, WINDOWS, WINDOWS);
-    let handled = Arc::new(AtomicU64::new(0));
+    let handled = Arc::new(Tally::new(WORKERS));
     let no_op = counting_no_op(&handled);
     let mut driver = Driver::batches(WORKERS, BATCH, input.partitions(), no_op)?;
     let seconds = driver.drive(input.batches())?.as_secs_f64();
-    let (records, watermarks) = (handled.load(Ordering::Relaxed), driver.watermarks());
+    let (records, watermarks) = (handled.total(), driver.watermarks());
     check("ours", &input, Outcome { seconds, records, watermarks })?;
     // The workers look for more for a moment before they sleep.
     driver.idle(TIME / 20);
@@ -506,25 +504,33 @@ fn handoff_p99(setup: &Setup) -> Result<Measured, FigureError> {
     const HAND_OVERS: usize = 2_000;
     const PAUSE: Duration = Duration::from_micros(200);
     let (rounds, count) = (setup.rounds.min(7), setup.records.min(HAND_OVERS));
-    let p99_of =
-        |latencies: Result<Vec<u64>, HandoffError>| Ok::<_, FigureError>(p99(latencies?) as f64);
+    let medians: [RefCell<Vec<f64>>; 2] = Default::default();
+    let p99_of = |latencies: Result<Vec<u64>, HandoffError>, medians: &RefCell<Vec<f64>>| {
+        let latencies = latencies?;
+        let ns: Vec<f64> = latencies.iter().map(|&ns| ns as f64).collect();
+        medians.borrow_mut().push(Summary::of(&ns).median);
+        Ok::<_, FigureError>(p99(latencies) as f64)
+    };
     let pairs = try_paired(
         rounds,
-        || p99_of(handoff::ours(count, PAUSE)),
-        || p99_of(handoff::channel(count, PAUSE)),
+        || p99_of(handoff::ours(count, PAUSE), &medians[0]),
+        || p99_of(handoff::channel(count, PAUSE), &medians[1]),
     )?;
+    let medians = medians.map(|ns| Summary::of(&ns.into_inner()).median / 1e3);
     Ok(Measured {
         value: pairs.ratio.median,
         note: format!(
-            "{} of {count} hand-overs each; p99 of ours {:.1} us, of a channel {:.1} us",
+            "{} of {count} hand-overs each; p99 (median) of ours {:.1} us ({:.1}), of a channel {:.1} us ({:.1})",
             about(&pairs, rounds),
             pairs.first.median / 1e3,
+            medians[0],
             pairs.second.median / 1e3,
+            medians[1],
         ),
     })
 }
 
-/// How often a figure is measured that takes long: what the host takes meanwhile is little by comparison.
+/// How often a run is measured that takes seconds: what the host takes meanwhile is little by comparison.
 const LONG_ROUNDS: usize = 3;
 
 /// Throughput by that of the perfect schedule, with handlers that sleep for 1 ms.
@@ -532,11 +538,12 @@ fn share_of_ideal(
     workers: usize,
     records: usize,
     which: Which,
+    rounds: usize,
     setup: &Setup,
 ) -> Result<Measured, FigureError> {
     let input = setup.flights.input(records.min(setup.records), Setup::PARTITIONS);
     let (mut shares, mut sleeps) = (Vec::new(), Vec::new());
-    for _ in 0..setup.rounds.min(LONG_ROUNDS) {
+    for _ in 0..setup.rounds.min(rounds) {
         let run = slow::sleeps(&input, workers, which, Duration::from_millis(1))?;
         shares.push(run.share());
         sleeps.push(run);
@@ -615,7 +622,10 @@ pub fn select<'a>(
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashSet;
+    use std::{
+        collections::HashSet,
+        sync::atomic::{AtomicU64, Ordering},
+    };
 
     use super::*;
     use crate::contender::Outcome;

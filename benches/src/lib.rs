@@ -19,3 +19,4 @@ pub mod limit;
 pub mod measure;
 pub mod ours;
 pub mod slow;
+pub mod tally;

@@ -23,8 +23,9 @@ use crate::{
 const WORDS: usize = 2;
 /// Entries of a chunk.
 const CHUNK: usize = 64;
-/// Chunks of the ring. Far fewer stall the two sides on each other, and far more fall out of the nearest cache.
-const RING: u64 = 32;
+/// Chunks of the ring: 2 MB. With far fewer the two sides run close behind each other and wait for each other's lines,
+/// which costs up to four times as much.
+const RING: u64 = 2_048;
 /// After so many looks in vain the other side is presumably not running, and needs this core.
 const PATIENCE: u32 = 2_000;
 

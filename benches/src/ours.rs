@@ -2,10 +2,7 @@
 
 use std::{
     fmt,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::Arc,
     thread,
     time::{Duration, Instant},
 };
@@ -17,6 +14,7 @@ use plimsoll_engine::{
 use crate::{
     contender::{Contender, Outcome},
     input::{self, Input},
+    tally::Tally,
 };
 
 /// Records of one partition that may be admitted and not yet passed by its watermark: the default of the adapter.
@@ -246,14 +244,14 @@ fn rest(executor: &Executor<Handle>, waiter: &Waiter) {
 
 /// A no-op that the compiler cannot remove, and one addition per call to count.
 pub(crate) fn counting_no_op(
-    handled: &Arc<AtomicU64>,
+    handled: &Arc<Tally>,
 ) -> impl Fn(&Batch<'_, Handle>) + Send + Sync + 'static {
     let handled = Arc::clone(handled);
     move |batch| {
         for record in batch.iter() {
             std::hint::black_box(record.0);
         }
-        handled.fetch_add(batch.len() as u64, Ordering::Relaxed);
+        handled.add(batch.len() as u64);
     }
 }
 
@@ -268,14 +266,14 @@ impl Contender for Ours {
 
     fn run(&self, input: &Input, workers: usize, batch: usize) -> Outcome {
         assert!(workers > 0 && batch > 0, "{workers} workers, batch {batch}");
-        let handled = Arc::new(AtomicU64::new(0));
+        let handled = Arc::new(Tally::new(workers));
         let no_op = counting_no_op(&handled);
         let mut driver = Driver::batches(workers, batch, input.partitions(), no_op)
             .expect("the settings of a benchmark are valid");
         let time = driver.drive(input.batches()).expect("a no-op cannot fail");
         Outcome {
             seconds: time.as_secs_f64(),
-            records: handled.load(Ordering::Relaxed),
+            records: handled.total(),
             watermarks: driver.watermarks(),
         }
     }
@@ -283,6 +281,8 @@ impl Contender for Ours {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
     use super::*;
     use crate::{
         contender::run_checked,

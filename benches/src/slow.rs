@@ -19,6 +19,7 @@ use crate::{
     contender::{Outcome, WrongOutcome, check},
     input::Input,
     ours::{DriveError, Driver, Handle, WINDOW},
+    tally::Tally,
 };
 
 /// Why a run says nothing.
@@ -155,20 +156,20 @@ fn run_checked(
     workers: usize,
     work: impl Fn(Handle) + Send + Sync + 'static,
 ) -> Result<Outcome, SlowError> {
-    let handled = Arc::new(AtomicU64::new(0));
+    let handled = Arc::new(Tally::new(workers));
     let order = OrderCheck::new(input);
     let mut driver = Driver::each(workers, input.partitions(), {
         let handled = Arc::clone(&handled);
         move |record| {
             order.around(record, || work(record))?;
-            handled.fetch_add(1, Ordering::Relaxed);
+            handled.add(1);
             Ok::<_, String>(())
         }
     })?;
     let time = driver.drive(input.batches())?;
     let outcome = Outcome {
         seconds: time.as_secs_f64(),
-        records: handled.load(Ordering::Relaxed),
+        records: handled.total(),
         watermarks: driver.watermarks(),
     };
     Ok(check("ours", input, outcome)?)

@@ -16,7 +16,8 @@ use plimsoll_benches::{
 use serde_json::Value;
 use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
 
-/// Counts for the figures of allocations. Two locked instructions per call, which the rivals that allocate pay.
+/// Counts for the figures of allocations. Each call costs two locked instructions more, which a rival that allocates pays
+/// too.
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
@@ -43,7 +44,7 @@ struct Arguments {
     #[arg(long, value_name = "NAME")]
     only: Vec<String>,
 
-    /// Pairs of runs per figure; at most 7 of those that take long, 3 runs where handlers sleep
+    /// Pairs of runs per figure; at most 7 where records go one at a time, and 3 to 9 runs where handlers sleep
     #[arg(long, value_name = "N", default_value_t = 25, value_parser = clap::value_parser!(u16).range(1..=999))]
     rounds: u16,
 
