@@ -48,10 +48,20 @@ pub struct WrongOutcome {
 
 impl fmt::Display for WrongOutcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Of a thousand partitions only those that differ.
+        let partitions = self.actual.1.iter().zip(&self.expected.1).enumerate();
+        let wrong: Vec<_> = partitions
+            .filter(|(_, (actual, expected))| actual != expected)
+            .map(|(partition, (actual, expected))| format!("{partition}: {actual} of {expected}"))
+            .take(8)
+            .collect();
         write!(
             f,
-            "{}: {} records handled with watermarks {:?}, expected {} with {:?}",
-            self.contender, self.actual.0, self.actual.1, self.expected.0, self.expected.1
+            "{}: {} records of {} handled; watermarks that fall short, by partition: [{}]",
+            self.contender,
+            self.actual.0,
+            self.expected.0,
+            wrong.join(", ")
         )
     }
 }
@@ -69,15 +79,23 @@ pub fn run_checked(
     batch: usize,
 ) -> Result<Outcome, WrongOutcome> {
     let outcome = contender.run(input, workers, batch);
+    check(contender.name(), input, outcome)
+}
+
+/// The outcome, if it is one of a run over all of `input`.
+///
+/// # Errors
+/// As [`run_checked`].
+pub(crate) fn check(
+    contender: &'static str,
+    input: &Input,
+    outcome: Outcome,
+) -> Result<Outcome, WrongOutcome> {
     let expected = (input.len() as u64, input.ends().to_vec());
     if outcome.records == expected.0 && outcome.watermarks == expected.1 {
         Ok(outcome)
     } else {
-        Err(WrongOutcome {
-            contender: contender.name(),
-            expected,
-            actual: (outcome.records, outcome.watermarks),
-        })
+        Err(WrongOutcome { contender, expected, actual: (outcome.records, outcome.watermarks) })
     }
 }
 

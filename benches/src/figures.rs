@@ -6,16 +6,24 @@
 use std::{
     cell::{OnceCell, RefCell},
     fmt,
+    sync::Arc,
+    time::{Duration, Instant},
 };
+
+use plimsoll_engine::Window;
 
 use crate::{
     channel_per_worker::ChannelPerWorker,
     classic::Classic,
-    contender::{Contender, WrongOutcome, run_checked},
+    contender::{Contender, Outcome, WrongOutcome, check, run_checked},
+    handoff::{self, HandoffError, p99},
     hop,
-    input::{Flights, Input},
+    input::{DEALT, Flights, Input, even_keys},
+    limit::Limit,
     measure::{Pairs, Summary, process_cpu_time, try_paired},
-    ours::Ours,
+    ours::{DriveError, Driver, Ours, counting_no_op},
+    slow::{self, SlowError, Which},
+    tally::Tally,
 };
 
 /// All figures that can be measured.
@@ -25,16 +33,120 @@ pub static REGISTRY: &[Figure] = &[
         group: Group::Engine,
         unit: "ratio",
         aim: Some(Aim::AtLeast(7.0)),
-        measure: |setup| ratio_to_classic(&Ours, setup),
+        measure: |setup| ratio_to_classic(&Ours, BATCH, setup),
+    },
+    Figure {
+        name: "engine.vs_classic_batch1",
+        group: Group::Engine,
+        unit: "ratio",
+        aim: Some(Aim::AtLeast(10.0)),
+        measure: |setup| ratio_to_classic(&Ours, 1, setup),
+    },
+    Figure {
+        name: "engine.vs_limit",
+        group: Group::Engine,
+        unit: "ratio",
+        aim: Some(Aim::AtMost(6.0)),
+        measure: |setup| {
+            let input = setup.input();
+            compare(Side("ours", &Ours, input), Side("bare hand-over", &Limit, input), BATCH, setup)
+        },
+    },
+    Figure {
+        name: "engine.vs_channel_per_worker",
+        group: Group::Engine,
+        unit: "ratio",
+        aim: Some(Aim::AtLeast(10.0)),
+        measure: |setup| {
+            let (input, rival) = (setup.input(), ChannelPerWorker::default());
+            compare(Side(rival.name(), &rival, input), Side("ours", &Ours, input), BATCH, setup)
+        },
+    },
+    Figure {
+        name: "engine.allocs_per_record",
+        group: Group::Engine,
+        unit: "allocations",
+        // Printed as 0.000.
+        aim: Some(Aim::AtMost(0.0005)),
+        measure: allocations_per_record,
+    },
+    Figure {
+        name: "engine.partitions_1000_vs_1",
+        group: Group::Engine,
+        unit: "ratio",
+        aim: Some(Aim::AtMost(1.3)),
+        measure: partitions,
+    },
+    Figure {
+        name: "engine.keys_1m_vs_1k",
+        group: Group::Engine,
+        unit: "ratio",
+        aim: Some(Aim::AtMost(1.5)),
+        measure: keys,
+    },
+    Figure {
+        name: "engine.window_bytes_per_slot",
+        group: Group::Engine,
+        unit: "bytes",
+        aim: Some(Aim::AtMost(16.0)),
+        measure: window_bytes,
+    },
+    Figure {
+        name: "engine.idle_cpu_pct",
+        group: Group::Engine,
+        unit: "%",
+        aim: Some(Aim::AtMost(0.5)),
+        measure: idle_cpu,
+    },
+    Figure {
+        name: "engine.handoff_p99_vs_channel",
+        group: Group::Engine,
+        unit: "ratio",
+        aim: Some(Aim::AtMost(1.2)),
+        measure: handoff_p99,
+    },
+    Figure {
+        name: "engine.ideal_1ms_16_workers",
+        group: Group::Engine,
+        unit: "share",
+        aim: Some(Aim::AtLeast(0.97)),
+        // As long as the run of 400,000 on 100 workers, not as many.
+        measure: |setup| share_of_ideal(16, 64_000, Which::All, LONG_ROUNDS, setup),
+    },
+    Figure {
+        name: "engine.ideal_1ms_100_workers",
+        group: Group::Engine,
+        unit: "share",
+        aim: Some(Aim::AtLeast(0.95)),
+        measure: |setup| share_of_ideal(100, 400_000, Which::All, LONG_ROUNDS, setup),
+    },
+    Figure {
+        name: "engine.slow_1pct_16_workers",
+        group: Group::Engine,
+        unit: "share",
+        aim: Some(Aim::AtLeast(0.95)),
+        measure: |setup| share_of_ideal(16, 400_000, Which::Percent, 3 * LONG_ROUNDS, setup),
+    },
+    Figure {
+        name: "engine.hang_others",
+        group: Group::Engine,
+        unit: "share",
+        aim: Some(Aim::AtLeast(0.8)),
+        measure: hang_others,
     },
     Figure {
         name: "context.channel_per_worker_vs_classic",
         group: Group::Context,
         unit: "ratio",
         aim: None,
-        measure: |setup| ratio_to_classic(&ChannelPerWorker::default(), setup),
+        measure: |setup| ratio_to_classic(&ChannelPerWorker::default(), BATCH, setup),
     },
 ];
+
+/// Workers of the runs without work in the handler.
+const WORKERS: usize = 2;
+/// Records of a call in these runs, unless the figure says otherwise.
+const BATCH: usize = 64;
 
 /// One promised or informative figure.
 #[derive(Debug)]
@@ -118,6 +230,14 @@ pub struct Measured {
 pub enum FigureError {
     /// A run did not do all of the work.
     Wrong(WrongOutcome),
+    /// A handler failed, or the engine could not be set up.
+    Drive(DriveError),
+    /// A run with slow handlers says nothing.
+    Slow(SlowError),
+    /// A run with one record at a time says nothing.
+    Handoff(HandoffError),
+    /// Nobody counts allocations in this program.
+    NotCounted,
     /// The value is not a number that could be compared.
     NotFinite(f64),
 }
@@ -126,6 +246,10 @@ impl fmt::Display for FigureError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Wrong(outcome) => write!(f, "incomplete run of {outcome}"),
+            Self::Drive(error) => error.fmt(f),
+            Self::Slow(error) => error.fmt(f),
+            Self::Handoff(error) => error.fmt(f),
+            Self::NotCounted => f.write_str("this program has no allocator that counts"),
             Self::NotFinite(value) => write!(f, "the measured value is {value}"),
         }
     }
@@ -135,7 +259,10 @@ impl std::error::Error for FigureError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Self::Wrong(outcome) => Some(outcome),
-            Self::NotFinite(_) => None,
+            Self::Drive(error) => Some(error),
+            Self::Slow(error) => Some(error),
+            Self::Handoff(error) => Some(error),
+            Self::NotCounted | Self::NotFinite(_) => None,
         }
     }
 }
@@ -146,12 +273,40 @@ impl From<WrongOutcome> for FigureError {
     }
 }
 
+impl From<DriveError> for FigureError {
+    fn from(error: DriveError) -> Self {
+        Self::Drive(error)
+    }
+}
+
+impl From<SlowError> for FigureError {
+    fn from(error: SlowError) -> Self {
+        Self::Slow(error)
+    }
+}
+
+impl From<HandoffError> for FigureError {
+    fn from(error: HandoffError) -> Self {
+        Self::Handoff(error)
+    }
+}
+
+/// What this program has asked of its allocator so far.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Allocated {
+    /// Calls that gave memory out, the resizing ones included.
+    pub calls: usize,
+    /// Bytes given out and not given back.
+    pub bytes: usize,
+}
+
 /// What all figures of one run share.
 #[derive(Debug)]
 pub struct Setup {
     flights: Flights,
     rounds: usize,
     records: usize,
+    allocated: Option<fn() -> Allocated>,
     input: OnceCell<Input>,
 }
 
@@ -161,10 +316,17 @@ impl Setup {
     /// Partitions of the input.
     pub const PARTITIONS: u32 = 4;
 
-    /// Measures with `rounds` pairs of runs of `records` records.
+    /// Measures with `rounds` pairs of runs of `records` records; fewer of both where the handlers are slow.
     #[must_use]
     pub fn new(flights: Flights, rounds: usize, records: usize) -> Self {
-        Self { flights, rounds, records, input: OnceCell::new() }
+        Self { flights, rounds, records, allocated: None, input: OnceCell::new() }
+    }
+
+    /// With a count of allocations. Without it some figures cannot be measured.
+    #[must_use]
+    pub fn counting(mut self, allocated: fn() -> Allocated) -> Self {
+        self.allocated = Some(allocated);
+        self
     }
 
     fn input(&self) -> &Input {
@@ -196,42 +358,228 @@ impl Figure {
 
 /// How many times faster than the classic design `contender` is, with a handler that does nothing.
 ///
-/// 2 workers, batches of 64, 4 partitions; the classic design flushes when a channel is empty.
+/// 2 workers, 4 partitions; the classic design flushes when a channel is empty.
 ///
 /// # Errors
 /// If a run was incomplete.
-pub fn ratio_to_classic(contender: &dyn Contender, setup: &Setup) -> Result<Measured, FigureError> {
-    const WORKERS: usize = 2;
-    const BATCH: usize = 64;
-    let input = setup.input();
-    let classic = Classic::default();
+pub fn ratio_to_classic(
+    contender: &dyn Contender,
+    batch: usize,
+    setup: &Setup,
+) -> Result<Measured, FigureError> {
+    let (classic, input) = (Classic::default(), setup.input());
+    let (rival, contender) =
+        (Side(classic.name(), &classic, input), Side(contender.name(), contender, input));
+    compare(rival, contender, batch, setup)
+}
+
+/// One side of a comparison: what the note calls it, what runs, and over what.
+struct Side<'a>(&'a str, &'a dyn Contender, &'a Input);
+
+/// Time per record of the first side divided by that of the second, with a handler that does nothing.
+fn compare(
+    first: Side<'_>,
+    second: Side<'_>,
+    batch: usize,
+    setup: &Setup,
+) -> Result<Measured, FigureError> {
     let cpu: [RefCell<Vec<f64>>; 2] = Default::default();
-    let run = |contender: &dyn Contender, cpu: &RefCell<Vec<f64>>| {
+    let run = |Side(_, contender, input): &Side<'_>, cpu: &RefCell<Vec<f64>>| {
         let before = process_cpu_time();
-        let outcome = run_checked(contender, input, WORKERS, BATCH)?;
+        let outcome = run_checked(*contender, input, WORKERS, batch)?;
         let used = process_cpu_time() - before;
         cpu.borrow_mut().push(used.as_secs_f64() * 1e9 / outcome.records as f64);
         Ok::<_, FigureError>(outcome.ns_per_record())
     };
-    let Pairs { ratio, first, second, set_aside, disturbed } =
-        try_paired(setup.rounds, || run(&classic, &cpu[0]), || run(contender, &cpu[1]))?;
-    let [classic_cpu, contender_cpu] = cpu.map(|ns| Summary::of(&ns.into_inner()).median);
+    let pairs = try_paired(setup.rounds, || run(&first, &cpu[0]), || run(&second, &cpu[1]))?;
+    let cpu = cpu.map(|ns| Summary::of(&ns.into_inner()).median);
     Ok(Measured {
-        value: ratio.median,
+        value: pairs.ratio.median,
         note: format!(
-            "median of {} pairs, {:.1} to {:.1} ({set_aside} more set aside, and {disturbed} of these kept, for time the \
-             host took); {} {:.1} ns/record (CPU {:.1}), {} {:.1} (CPU {:.1})",
-            setup.rounds,
-            ratio.min,
-            ratio.max,
-            classic.name(),
-            first.median,
-            classic_cpu,
-            contender.name(),
-            second.median,
-            contender_cpu,
+            "{}; {} {:.2} ns/record (CPU with set-up {:.2}), {} {:.2} ({:.2})",
+            about(&pairs, setup.rounds),
+            first.0,
+            pairs.first.median,
+            cpu[0],
+            second.0,
+            pairs.second.median,
+            cpu[1],
         ),
     })
+}
+
+fn about(pairs: &Pairs, rounds: usize) -> String {
+    let Pairs { ratio, set_aside, disturbed, .. } = pairs;
+    format!(
+        "median of {rounds} pairs, {:.2} to {:.2} ({set_aside} more set aside, and {disturbed} of these kept, for time the \
+         host took)",
+        ratio.min, ratio.max,
+    )
+}
+
+/// The batches of each partition alike, all in one partition or dealt to a thousand.
+fn partitions(setup: &Setup) -> Result<Measured, FigureError> {
+    const MANY: u32 = 1_000;
+    let [many, one] =
+        [MANY, 1].map(|partitions| setup.flights.dealt(setup.records, MANY, partitions));
+    compare(Side("1,000 partitions", &Ours, &many), Side("1", &Ours, &one), BATCH, setup)
+}
+
+/// Laps of the same length, of a million keys and of a thousand, each equally frequent.
+fn keys(setup: &Setup) -> Result<Measured, FigureError> {
+    const LAP: u64 = 1 << 20;
+    let [many, few] = [1_000_000, 1_000].map(|keys| {
+        // Drawn by chance, so of the million keys 65 % are in a lap.
+        Input::by_key(&even_keys(LAP, keys), setup.records, Setup::PARTITIONS)
+    });
+    compare(Side("1,000,000 keys", &Ours, &many), Side("1,000", &Ours, &few), BATCH, setup)
+}
+
+/// Allocations of all threads between the first quarter of a run and its end, by records.
+fn allocations_per_record(setup: &Setup) -> Result<Measured, FigureError> {
+    let allocated = setup.allocated.ok_or(FigureError::NotCounted)?;
+    let input = setup.input();
+    let handled = Arc::new(Tally::new(WORKERS));
+    let no_op = counting_no_op(&handled);
+    let mut driver = Driver::batches(WORKERS, BATCH, input.partitions(), no_op)?;
+    let mut batches = input.batches();
+    let warm_up = input.batches().count() / 4;
+    driver.drive(batches.by_ref().take(warm_up))?;
+    let warmed = handled.total();
+    let before = allocated().calls;
+    let seconds = driver.drive(batches)?.as_secs_f64();
+    let calls = allocated().calls - before;
+    let records = handled.total();
+    check("ours", input, Outcome { seconds, records, watermarks: driver.watermarks() })?;
+    Ok(Measured {
+        value: calls as f64 / (records - warmed) as f64,
+        note: format!(
+            "{calls} allocations, {} records after {warmed} to warm up",
+            records - warmed
+        ),
+    })
+}
+
+/// What opening a large window asks of the allocator, by its slots.
+fn window_bytes(setup: &Setup) -> Result<Measured, FigureError> {
+    const SLOTS: u32 = 1 << 20;
+    let allocated = setup.allocated.ok_or(FigureError::NotCounted)?;
+    let before = allocated().bytes;
+    let window = Window::open(0, SLOTS).map_err(DriveError::from)?;
+    let bytes = allocated().bytes - before;
+    drop(window);
+    let note = format!("{bytes} bytes for {SLOTS} slots");
+    Ok(Measured { value: bytes as f64 / f64::from(SLOTS), note })
+}
+
+/// Processor time of a thousand open windows, which have had records, and 4 workers, while none come.
+fn idle_cpu(setup: &Setup) -> Result<Measured, FigureError> {
+    const WINDOWS: u32 = 1_000;
+    const WORKERS: usize = 4;
+    const TIME: Duration = Duration::from_secs(2);
+    let input = setup.flights.dealt(WINDOWS as usize * DEALT, WINDOWS, WINDOWS);
+    let handled = Arc::new(Tally::new(WORKERS));
+    let no_op = counting_no_op(&handled);
+    let mut driver = Driver::batches(WORKERS, BATCH, input.partitions(), no_op)?;
+    let seconds = driver.drive(input.batches())?.as_secs_f64();
+    let (records, watermarks) = (handled.total(), driver.watermarks());
+    check("ours", &input, Outcome { seconds, records, watermarks })?;
+    // The workers look for more for a moment before they sleep.
+    driver.idle(TIME / 20);
+    let (began, before) = (Instant::now(), process_cpu_time());
+    driver.idle(TIME);
+    let (wall, used) = (began.elapsed(), process_cpu_time() - before);
+    Ok(Measured {
+        value: used.as_secs_f64() / wall.as_secs_f64() * 100.0,
+        note: format!(
+            "{:.2} ms in {:.2} s, of one core",
+            used.as_secs_f64() * 1e3,
+            wall.as_secs_f64()
+        ),
+    })
+}
+
+/// The 99th percentile from admission to handler by that of a channel, a sleeping thread on the other side.
+fn handoff_p99(setup: &Setup) -> Result<Measured, FigureError> {
+    const HAND_OVERS: usize = 2_000;
+    const PAUSE: Duration = Duration::from_micros(200);
+    let (rounds, count) = (setup.rounds.min(7), setup.records.min(HAND_OVERS));
+    let medians: [RefCell<Vec<f64>>; 2] = Default::default();
+    let p99_of = |latencies: Result<Vec<u64>, HandoffError>, medians: &RefCell<Vec<f64>>| {
+        let latencies = latencies?;
+        let ns: Vec<f64> = latencies.iter().map(|&ns| ns as f64).collect();
+        medians.borrow_mut().push(Summary::of(&ns).median);
+        Ok::<_, FigureError>(p99(latencies) as f64)
+    };
+    let pairs = try_paired(
+        rounds,
+        || p99_of(handoff::ours(count, PAUSE), &medians[0]),
+        || p99_of(handoff::channel(count, PAUSE), &medians[1]),
+    )?;
+    let medians = medians.map(|ns| Summary::of(&ns.into_inner()).median / 1e3);
+    Ok(Measured {
+        value: pairs.ratio.median,
+        note: format!(
+            "{} of {count} hand-overs each; p99 (median) of ours {:.1} us ({:.1}), of a channel {:.1} us ({:.1})",
+            about(&pairs, rounds),
+            pairs.first.median / 1e3,
+            medians[0],
+            pairs.second.median / 1e3,
+            medians[1],
+        ),
+    })
+}
+
+/// How often a run is measured that takes seconds: what the host takes meanwhile is little by comparison.
+const LONG_ROUNDS: usize = 3;
+
+/// Throughput by that of the perfect schedule, with handlers that sleep for 1 ms.
+fn share_of_ideal(
+    workers: usize,
+    records: usize,
+    which: Which,
+    rounds: usize,
+    setup: &Setup,
+) -> Result<Measured, FigureError> {
+    let input = setup.flights.input(records.min(setup.records), Setup::PARTITIONS);
+    let (mut shares, mut sleeps) = (Vec::new(), Vec::new());
+    for _ in 0..setup.rounds.min(rounds) {
+        let run = slow::sleeps(&input, workers, which, Duration::from_millis(1))?;
+        shares.push(run.share());
+        sleeps.push(run);
+    }
+    let share = Summary::of(&shares);
+    let summary = |of: fn(&slow::Sleeps) -> f64| {
+        Summary::of(&sleeps.iter().map(of).collect::<Vec<_>>()).median
+    };
+    Ok(Measured {
+        value: share.median,
+        note: format!(
+            "median of {} runs, {:.3} to {:.3}; {} records in {:.3} s, ideal {:.3} s with sleeps of {:.3} ms",
+            shares.len(),
+            share.min,
+            share.max,
+            input.len(),
+            summary(|run| run.seconds),
+            summary(|run| run.ideal_seconds),
+            summary(|run| run.sleep * 1e3),
+        ),
+    })
+}
+
+/// How much of its partition's window is filled and handled while a record hangs for a second.
+fn hang_others(setup: &Setup) -> Result<Measured, FigureError> {
+    const RECORDS: usize = 200_000;
+    const WORKERS: usize = 4;
+    let input = setup.flights.input(RECORDS.min(setup.records), 1);
+    let mut shares = Vec::new();
+    for _ in 0..setup.rounds.min(LONG_ROUNDS) {
+        let slow::Hang { others, most } = slow::hang(&input, WORKERS, Duration::from_secs(1))?;
+        shares.push(others as f64 / most as f64);
+    }
+    let share = Summary::of(&shares);
+    let note = format!("median of {} runs, {:.3} to {:.3}", shares.len(), share.min, share.max);
+    Ok(Measured { value: share.median, note })
 }
 
 /// A name that is neither a figure nor a group that has figures.
@@ -274,7 +622,10 @@ pub fn select<'a>(
 
 #[cfg(test)]
 mod tests {
-    use std::collections::HashSet;
+    use std::{
+        collections::HashSet,
+        sync::atomic::{AtomicU64, Ordering},
+    };
 
     use super::*;
     use crate::contender::Outcome;
@@ -350,10 +701,35 @@ mod tests {
                 Outcome { seconds: outcome.seconds / self.0, ..outcome }
             }
         }
-        let measured = ratio_to_classic(&Times(1e6), &setup(3, 50_000)).unwrap();
+        let measured = ratio_to_classic(&Times(1e6), 64, &setup(3, 50_000)).unwrap();
         // The two runs of a pair differ by noise, but not by a factor of a hundred.
         assert!((1e4..1e8).contains(&measured.value), "{}: {}", measured.value, measured.note);
         assert!(measured.note.contains("median of 3 pairs"));
+    }
+
+    /// Counts nothing, but differs from call to call.
+    fn pretended() -> Allocated {
+        static CALLS: AtomicU64 = AtomicU64::new(0);
+        let calls = CALLS.fetch_add(1, Ordering::Relaxed) as usize;
+        Allocated { calls: 100 * calls, bytes: calls << 24 }
+    }
+
+    #[test]
+    fn every_figure_is_measured_on_a_small_input() {
+        let setup = setup(1, 60_000).counting(pretended);
+        for figure in REGISTRY {
+            let measured = figure.run(&setup).unwrap_or_else(|e| panic!("{}: {e}", figure.name));
+            assert!(measured.value >= 0.0, "{}: {}", figure.name, measured.value);
+            assert!(measured.note.contains("line hop") || measured.note.contains("one core"));
+        }
+    }
+
+    #[test]
+    fn without_a_count_of_allocations_there_is_no_figure_of_them() {
+        for figure in [allocations_per_record, window_bytes] {
+            let error = figure(&setup(1, 1_000)).unwrap_err();
+            assert!(matches!(error, FigureError::NotCounted));
+        }
     }
 
     #[test]
@@ -371,7 +747,7 @@ mod tests {
                 }
             }
         }
-        let error = ratio_to_classic(&Lazy, &setup(1, 1_000)).unwrap_err();
+        let error = ratio_to_classic(&Lazy, 64, &setup(1, 1_000)).unwrap_err();
         assert!(matches!(error, FigureError::Wrong(_)));
         assert!(error.to_string().contains("lazy"));
     }

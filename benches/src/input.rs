@@ -78,7 +78,45 @@ pub struct Batch<'a> {
 /// Rows whose records are batched together: what a client that is behind gets of all partitions in one go.
 const FETCH: usize = 1_024;
 
+/// Rows of a batch of [`Flights::dealt`]: as long as the batches of four partitions are on average otherwise.
+pub const DEALT: usize = FETCH / 4;
+
 impl Input {
+    /// Rows of these hashes, from the start again until there are `records`, spread over `partitions` by key.
+    ///
+    /// # Panics
+    /// If `partitions` is 0, or there are records but no hash.
+    #[must_use]
+    pub fn by_key(hashes: &[u64], records: usize, partitions: u32) -> Self {
+        assert!(partitions > 0, "an input needs a partition");
+        let lap = hashes
+            .chunks(FETCH)
+            .flat_map(|rows| {
+                (0..partitions).map(|partition| Fetched {
+                    partition,
+                    key_hashes: rows
+                        .iter()
+                        .copied()
+                        .filter(|hash| hash % u64::from(partitions) == u64::from(partition))
+                        .collect(),
+                })
+            })
+            .filter(|fetched| !fetched.key_hashes.is_empty())
+            .collect();
+        Self::looped(lap, records, partitions)
+    }
+
+    fn looped(lap: Vec<Fetched>, length: usize, partitions: u32) -> Self {
+        let mut input = Self { lap, length, ends: vec![0; partitions as usize] };
+        let mut ends = vec![0; partitions as usize];
+        for batch in input.batches() {
+            ends[batch.partition as usize] += batch.key_hashes.len() as i64;
+        }
+        assert_eq!(ends.iter().sum::<i64>(), length as i64, "records of no hash");
+        input.ends = ends;
+        input
+    }
+
     /// The batches in order of arrival.
     pub fn batches(&self) -> impl Iterator<Item = Batch<'_>> {
         let mut next = vec![0; self.ends.len()];
@@ -290,30 +328,46 @@ impl Flights {
     /// If `partitions` is 0.
     #[must_use]
     pub fn input(&self, records: usize, partitions: u32) -> Input {
-        assert!(partitions > 0, "an input needs a partition");
-        let lap = self
-            .hashes
-            .chunks(FETCH)
-            .flat_map(|rows| {
-                (0..partitions).map(|partition| Fetched {
-                    partition,
-                    key_hashes: rows
-                        .iter()
-                        .copied()
-                        .filter(|hash| hash % u64::from(partitions) == u64::from(partition))
-                        .collect(),
-                })
-            })
-            .filter(|fetched| !fetched.key_hashes.is_empty())
-            .collect();
-        let mut input = Input { lap, length: records, ends: vec![0; partitions as usize] };
-        let mut ends = vec![0; partitions as usize];
-        for record in input.iter() {
-            ends[record.partition as usize] = record.offset + 1;
-        }
-        input.ends = ends;
-        input
+        Input::by_key(&self.hashes, records, partitions)
     }
+
+    /// As [`input`](Self::input), but each batch has [`DEALT`] rows and goes to the next partition in turn.
+    ///
+    /// A lap has `batches` batches. The keys of each of them are keys of their own, as if there were so many partitions,
+    /// so that inputs that differ in `partitions` alone have the same hashes in the same order.
+    ///
+    /// # Panics
+    /// If `partitions` is 0.
+    #[must_use]
+    pub fn dealt(&self, records: usize, batches: u32, partitions: u32) -> Input {
+        assert!(partitions > 0, "an input needs a partition");
+        let mut rows = self.hashes.iter().cycle();
+        let lap = (0..batches)
+            .map(|batch| Fetched {
+                partition: batch % partitions,
+                key_hashes: rows
+                    .by_ref()
+                    .take(DEALT)
+                    .map(|hash| mix(hash ^ u64::from(batch)))
+                    .collect(),
+            })
+            .collect();
+        Input::looped(lap, records, partitions)
+    }
+}
+
+/// Hashes of `rows` records with about `keys` keys, each equally frequent, in no order.
+#[must_use]
+pub fn even_keys(rows: u64, keys: u64) -> Vec<u64> {
+    (0..rows).map(|row| mix(mix(row) % keys)).collect()
+}
+
+/// Spreads a number over all bits, one to one (the finalizer of SplitMix64).
+pub(crate) fn mix(number: u64) -> u64 {
+    let number = number.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    let number = (number ^ number >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    let number = (number ^ number >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
+    number ^ number >> 31
 }
 
 #[cfg(test)]
@@ -350,6 +404,33 @@ mod tests {
         );
         let uneven = input.ends().iter().any(|&end| end < 54_013 / 8);
         assert!(!uneven, "a partition is nearly empty: {:?}", input.ends());
+    }
+
+    #[test]
+    fn dealt_batches_take_partitions_in_turn_and_differ_in_nothing_else() {
+        let january = Flights::january().unwrap();
+        // Three laps of 10 batches and a bit.
+        let records = 31 * DEALT + 7;
+        let (one, five) = (january.dealt(records, 10, 1), january.dealt(records, 10, 5));
+        assert_eq!((one.partitions(), five.partitions(), five.len()), (1, 5, records));
+        assert!(one.iter().map(|r| r.key_hash).eq(five.iter().map(|r| r.key_hash)));
+        let parts: Vec<u32> = five.batches().map(|batch| batch.partition).collect();
+        assert!(parts.iter().copied().eq((0..32).map(|batch| batch % 5)), "{parts:?}");
+        let deal = DEALT as i64;
+        assert_eq!(five.ends(), [7 * deal, 6 * deal + 7, 6 * deal, 6 * deal, 6 * deal]);
+        assert_eq!(one.ends(), [records as i64]);
+    }
+
+    #[test]
+    fn even_keys_are_so_many_and_even() {
+        for (rows, keys) in [(100_000, 1_000), (100_000, 10)] {
+            let mut counts = std::collections::HashMap::<u64, u64>::new();
+            for hash in even_keys(rows, keys) {
+                *counts.entry(hash).or_default() += 1;
+            }
+            assert_eq!(counts.len() as u64, keys);
+            assert!(counts.values().all(|&count| count > rows / keys / 2));
+        }
     }
 
     #[test]

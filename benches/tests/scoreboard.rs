@@ -64,6 +64,23 @@ fn json_is_one_object_a_line_and_nothing_else() {
 }
 
 #[test]
+fn allocations_are_counted() {
+    let names = ["engine.allocs_per_record", "engine.window_bytes_per_slot"];
+    let only = names.iter().flat_map(|name| ["--only", name]);
+    let output = scoreboard(&[&["--json"][..], &only.collect::<Vec<_>>()].concat());
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let values: Vec<Value> = text(&output.stdout)
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("a JSON object"))
+        .collect();
+    let value = |index: usize| values[index]["value"].as_f64().expect("a number");
+    assert_eq!(values.len(), 2, "{values:?}");
+    assert!(value(0) >= 0.0);
+    // A slot has at least its flag, which a count that sees nothing would miss.
+    assert!(value(1) >= 1.0, "{values:?}");
+}
+
+#[test]
 fn table_shows_value_aim_and_conditions() {
     let output = scoreboard(&["--rounds", "1", "--only", "context"]);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));

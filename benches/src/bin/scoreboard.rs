@@ -3,20 +3,35 @@
 //! Exit code 0: measured, whether the aims are met or not; 1: a figure could not be measured; 2: wrong usage.
 
 use std::{
+    alloc::System,
     io::{self, Write},
     process::ExitCode,
 };
 
 use clap::{CommandFactory, Parser, error::ErrorKind};
 use plimsoll_benches::{
-    figures::{Figure, Measured, REGISTRY, Setup, select},
+    figures::{Allocated, Figure, Measured, REGISTRY, Setup, select},
     input::{FLIGHTS_VARIABLE, Flights},
 };
 use serde_json::Value;
+use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
+
+/// Counts for the figures of allocations. Each call costs two locked instructions more, which a rival that allocates pays
+/// too.
+#[global_allocator]
+static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
+
+fn allocated() -> Allocated {
+    let stats = ALLOCATOR.stats();
+    Allocated {
+        calls: stats.allocations + stats.reallocations,
+        bytes: stats.bytes_allocated - stats.bytes_deallocated,
+    }
+}
 
 /// Measure every promised figure and print it beside its aim.
 ///
-/// Figures are ratios of paired runs on this machine, each the median over the pairs. Keys are those of the flights of
+/// Most figures are ratios of paired runs on this machine, each the median over the pairs. Keys are those of the flights of
 /// January 2013, or of the file (CSV in xz) that the environment variable PLIMSOLL_FLIGHTS names.
 #[derive(Parser)]
 #[command(name = "scoreboard", version)]
@@ -29,7 +44,7 @@ struct Arguments {
     #[arg(long, value_name = "NAME")]
     only: Vec<String>,
 
-    /// Pairs of runs per figure
+    /// Pairs of runs per figure; at most 7 where records go one at a time, and 3 to 9 runs where handlers sleep
     #[arg(long, value_name = "N", default_value_t = 25, value_parser = clap::value_parser!(u16).range(1..=999))]
     rounds: u16,
 
@@ -77,7 +92,7 @@ fn run(arguments: &Arguments, figures: &[&Figure]) -> Result<bool, Box<dyn std::
         flights.keys(),
         flights.source(),
     );
-    let setup = Setup::new(flights, arguments.rounds.into(), Setup::RECORDS);
+    let setup = Setup::new(flights, arguments.rounds.into(), Setup::RECORDS).counting(allocated);
     let mut rows = Vec::new();
     let mut complete = true;
     for figure in figures {
