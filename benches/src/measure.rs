@@ -6,7 +6,8 @@
 //!
 //! On a virtual machine the host sometimes runs something else in our place ("steal" in `/proc/stat`). A run of some
 //! ten milliseconds that loses one of them says nothing, so a pair in which the host took time is measured again, a
-//! limited number of times; how many were is part of the result.
+//! limited number of times; how many were is part of the result. The same goes for a pair in which the scheduler left a core
+//! idle.
 
 use std::{convert::Infallible, time::Duration};
 
@@ -51,14 +52,21 @@ pub struct Pairs {
     pub first: Summary,
     /// The second values.
     pub second: Summary,
-    /// Pairs that were measured again because the host took time during them.
+    /// Pairs that were measured again because they were disturbed: mostly because the host took time during them.
     pub set_aside: usize,
-    /// Pairs that count although the host took time during them, since it hardly ever did not.
+    /// Pairs that count although they were disturbed, since hardly any were not.
     pub disturbed: usize,
 }
 
 /// How many pairs are measured at most, for each that shall count.
 const MOST_TRIES: usize = 4;
+
+/// Whether a run had about one core only: a scheduler may pack all threads of a process on one core and leave the other
+/// idle, for minutes. Threads that are hardly ever without work use far more in that time on two cores.
+pub(crate) fn was_packed(cpu: Duration, wall: Duration) -> bool {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    cores > 1 && cpu < wall.mul_f64(1.25)
+}
 
 /// Takes `rounds` pairs of values in turn, after one uncounted pair.
 ///
@@ -75,8 +83,9 @@ pub fn try_paired<E>(
     try_paired_while(stolen_ticks, rounds, first, second)
 }
 
-fn try_paired_while<E>(
-    mut stolen: impl FnMut() -> u64,
+/// [`try_paired`] with another sign that a pair was disturbed: that this counter has moved.
+pub(crate) fn try_paired_while<E>(
+    mut disturbances: impl FnMut() -> u64,
     rounds: usize,
     mut first: impl FnMut() -> Result<f64, E>,
     mut second: impl FnMut() -> Result<f64, E>,
@@ -87,9 +96,9 @@ fn try_paired_while<E>(
     let rounds = rounds.max(1);
     let (mut pairs, mut disturbed) = (Vec::new(), Vec::new());
     while pairs.len() < rounds && pairs.len() + disturbed.len() < rounds * MOST_TRIES {
-        let before = stolen();
+        let before = disturbances();
         let pair = (first()?, second()?);
-        if stolen() == before { &mut pairs } else { &mut disturbed }.push(pair);
+        if disturbances() == before { &mut pairs } else { &mut disturbed }.push(pair);
     }
     let missing = rounds - pairs.len();
     let set_aside = disturbed.len() - missing;
@@ -107,7 +116,7 @@ fn try_paired_while<E>(
 
 /// Processor time the host has taken from all processors of this machine, in ticks (mostly 10 ms); 0 where that is not
 /// known.
-fn stolen_ticks() -> u64 {
+pub(crate) fn stolen_ticks() -> u64 {
     let steal = |text: String| text.lines().next()?.split_whitespace().nth(8)?.parse().ok();
     std::fs::read_to_string("/proc/stat").ok().and_then(steal).unwrap_or_default()
 }
@@ -209,6 +218,14 @@ mod tests {
         let one = pairs(|pair| pair != 5);
         assert_eq!((one.set_aside, one.disturbed), (9, 2));
         assert_eq!((one.first.min, one.first.median, one.first.max), (2.0, 3.0, 6.0));
+    }
+
+    #[test]
+    fn one_busy_core_of_several_is_packed() {
+        let several = thread::available_parallelism().map_or(1, usize::from) > 1;
+        let packed = |cpu| was_packed(Duration::from_millis(cpu), Duration::from_millis(100));
+        assert_eq!((packed(105), packed(124)), (several, several));
+        assert!(!packed(126) && !packed(195));
     }
 
     #[test]

@@ -8,7 +8,8 @@ use std::{
 };
 
 use plimsoll_engine::{
-    Batch, BuildError, EpochId, Executor, Failure, IntoOutcome, InvalidSetting, Route, Waiter,
+    Batch, BuildError, EpochId, Executor, Failure, IntoBatchOutcome, IntoOutcome, InvalidSetting,
+    Route, Waiter,
 };
 
 use crate::{
@@ -124,7 +125,7 @@ impl Driver {
     ///
     /// # Errors
     /// As [`each`](Self::each).
-    pub fn batches<R: IntoOutcome + 'static>(
+    pub fn batches<R: IntoBatchOutcome + 'static>(
         workers: usize,
         batch: usize,
         partitions: usize,
