@@ -12,7 +12,8 @@
 //! sent into that lane, and a shard with such entries does not leave it. Then they go to the front of
 //! their lists at once, the last one first: older than all that waits there.
 
-use super::{Executor, FIRST_FREE, FREE, Failure, Lane, is_free, shard_of};
+use super::lane::Lane;
+use super::{Executor, FIRST_FREE, FREE, Failure, is_free, shard_of};
 use crate::batch::{Back, Entry, class_of};
 use crate::epoch::EpochId;
 use crate::lane::reached;
