@@ -207,6 +207,30 @@ impl<E> LaneTx<E> {
         distance(self.reclaimed, self.staged)
     }
 
+    /// Entries published and not yet reclaimed.
+    #[inline]
+    pub fn in_flight(&self) -> u32 {
+        distance(self.reclaimed, self.published)
+    }
+
+    /// Entries pushed and not yet published.
+    #[inline]
+    pub fn unpublished(&self) -> u32 {
+        distance(self.published, self.staged)
+    }
+
+    /// The entry `step` behind the first one that is not published.
+    pub fn peek(&self, step: u32) -> Option<&E> {
+        (step < self.unpublished()).then(|| {
+            self.shared.slot(advance(self.published, step)).with(|slot| {
+                // SAFETY: the slot lies in `published..staged`, outside `reclaimed..end`: it was
+                // written by `push`, is the dispatcher's, and stays so while the reference borrows
+                // this half. Tested by `an_unflushed_entry_is_not_seen`.
+                unsafe { (*slot).assume_init_ref() }
+            })
+        })
+    }
+
     /// Position after the last pushed entry.
     #[inline]
     pub fn end(&self) -> u32 {
@@ -249,11 +273,17 @@ impl<E> LaneTx<E> {
     /// Publishes what was pushed. Returns whether the worker was asleep: the caller must unpark it.
     #[inline]
     pub fn flush(&mut self) -> bool {
-        let count = distance(self.published, self.staged);
+        self.publish(u32::MAX)
+    }
+
+    /// As [`flush`](Self::flush), but only the first `most` of the unpublished entries.
+    #[inline]
+    pub fn publish(&mut self, most: u32) -> bool {
+        let count = self.unpublished().min(most);
         if count == 0 {
             return false;
         }
-        self.published = self.staged;
+        self.published = advance(self.published, count);
         let order = match self.order {
             #[cfg(loom)]
             Order::WeakFlush => Ordering::Relaxed,
@@ -470,6 +500,17 @@ impl<E> LaneRx<E> {
     /// many are there) and never around the end of the slots. `None` when there is nothing.
     #[inline]
     pub fn claim(&mut self, least: u32) -> Option<Run<'_, E>> {
+        self.claim_some(least, false)
+    }
+
+    /// As [`claim`](Self::claim), but also around the end of the slots: see [`Run::split`].
+    #[inline]
+    pub fn claim_around(&mut self, least: u32) -> Option<Run<'_, E>> {
+        self.claim_some(least, true)
+    }
+
+    #[inline(always)]
+    fn claim_some(&mut self, least: u32, around: bool) -> Option<Run<'_, E>> {
         let shared = &*self.shared;
         // Relaxed: only the successful exchange below must see the entries.
         let mut word = shared.word.load(Ordering::Relaxed);
@@ -480,7 +521,7 @@ impl<E> LaneRx<E> {
             }
             let from = claim_of(word);
             let length = shared.slots.len() as u32;
-            let to_wrap = length - (from & (length - 1));
+            let to_wrap = if around { length } else { length - (from & (length - 1)) };
             // Relaxed: a hint.
             let run = shared.run.load(Ordering::Relaxed).max(least);
             let count = available.min(run).min(to_wrap).max(1);
@@ -495,6 +536,7 @@ impl<E> LaneRx<E> {
                         lane: self,
                         from,
                         count,
+                        back: 0,
                         #[cfg(loom)]
                         late: None,
                     });
@@ -548,6 +590,8 @@ pub struct Run<'a, E> {
     lane: &'a mut LaneRx<E>,
     from: u32,
     count: u32,
+    /// One more than the largest index that was handed back.
+    back: u32,
     #[cfg(loom)]
     late: Option<u32>,
 }
@@ -582,17 +626,25 @@ impl<E> Run<'_, E> {
     /// The entries of a range.
     ///
     /// # Panics
-    /// When the range does not lie in `0..len`.
+    /// When the range does not lie in `0..len`, or goes around the end of the slots.
     #[inline(always)]
     pub fn range(&self, from: u32, to: u32) -> impl ExactSizeIterator<Item = &E> + Clone {
         assert!(from <= to && to <= self.count, "entries {from}..{to} of {}", self.count);
         let slots = &self.lane.shared.slots;
-        // A run does not go around the end of the slots.
-        let start = self.from as usize & (slots.len() - 1);
-        slots[start + from as usize..start + to as usize].iter().map(|slot| {
+        let start = self.from.wrapping_add(from) as usize & (slots.len() - 1);
+        slots[start..start + (to - from) as usize].iter().map(|slot| {
             // SAFETY: as in `get`.
             slot.with(|slot| unsafe { (*slot).assume_init_ref() })
         })
+    }
+
+    /// Where the entries of a range go around the end of the slots: those before it and those from
+    /// it on lie together. `to` when they do not.
+    #[inline(always)]
+    pub fn split(&self, from: u32, to: u32) -> u32 {
+        let length = self.lane.shared.slots.len() as u32;
+        let to_wrap = length - (self.from.wrapping_add(from) & (length - 1));
+        from + to_wrap.min(to - from)
     }
 
     /// Position of the entry at `index`.
@@ -600,8 +652,13 @@ impl<E> Run<'_, E> {
         advance(self.from, index)
     }
 
-    /// Notes that the entry at `index` is handed back: [`LaneTx::reclaim_with`] passes it on.
+    /// Notes that the entry at `index` is handed back: [`LaneTx::reclaim_with`] passes it on. In any
+    /// order: the last entry counts.
     pub fn hand_back(&mut self, index: u32) {
+        if index < self.back {
+            return;
+        }
+        self.back = index + 1;
         let after = advance(self.from, index + 1);
         #[cfg(loom)]
         if self.lane.order == Order::LateBack {
@@ -678,11 +735,42 @@ mod tests {
     fn an_unflushed_entry_is_not_seen() {
         let (mut tx, mut rx) = pair::<u32>(4);
         tx.push(1).unwrap();
+        assert_eq!((tx.in_flight(), tx.unpublished()), (0, 1));
+        assert_eq!((tx.peek(0), tx.peek(1)), (Some(&1), None));
         assert!(rx.claim(1).is_none());
         assert!(rx.doze());
         assert!(tx.flush(), "the worker had said that it sleeps");
         assert!(!rx.doze());
         assert_eq!(rx.claim(1).unwrap().len(), 1);
+    }
+
+    #[test]
+    fn a_run_may_go_around_the_end_when_asked_to() {
+        let (mut tx, mut rx) = pair::<u32>(8);
+        for first in (0..1_000).step_by(5) {
+            (first..first + 5).for_each(|value| tx.push(value).unwrap());
+            tx.publish(3);
+            assert_eq!((tx.in_flight(), tx.unpublished()), (3, 2));
+            assert_eq!(rx.claim_around(5).unwrap().len(), 3);
+            tx.flush();
+            let run = rx.claim_around(5).unwrap();
+            assert_eq!(run.len(), 2);
+            drop(run);
+            tx.reclaim();
+            (0..8).for_each(|value| tx.push(value).unwrap());
+            tx.flush();
+            let mut run = rx.claim_around(8).unwrap();
+            let split = run.split(1, 7);
+            let seen: Vec<u32> =
+                run.range(1, split).chain(run.range(split, 7)).copied().collect();
+            assert_eq!(seen, [1, 2, 3, 4, 5, 6]);
+            run.hand_back(6);
+            run.hand_back(2);
+            drop(run);
+            let mut back = Vec::new();
+            tx.reclaim_with(|_, value| back.push(value));
+            assert_eq!(back, [0, 1, 2, 3, 4, 5, 6, 7], "from the first to the last of them");
+        }
     }
 
     #[test]
