@@ -134,18 +134,31 @@ impl<T> Entry<T> {
 
 /// The records of one handler call: at least one, at most the executor's batch size.
 ///
-/// Records of one key are in offset order; a batch may mix keys and partitions.
+/// Records of one key are in offset order; a batch may mix keys and partitions, unless
+/// [`Builder::batch_of`](crate::Builder::batch_of) says otherwise.
 #[derive(Debug)]
 pub struct Batch<'a, T> {
     run: &'a Run<'a, Entry<T>>,
     from: u32,
     to: u32,
+    /// The entries, if they are no neighbours; then `from..to` is a range in this list.
+    listed: Option<&'a [u32]>,
     attempt: Attempt,
 }
 
 impl<'a, T> Batch<'a, T> {
     pub(crate) fn new(run: &'a Run<'a, Entry<T>>, from: u32, to: u32, attempt: Attempt) -> Self {
-        Batch { run, from, to, attempt }
+        Batch { run, from, to, listed: None, attempt }
+    }
+
+    /// Of the listed entries of a run.
+    pub(crate) fn listed(
+        run: &'a Run<'a, Entry<T>>,
+        listed: &'a [u32],
+        attempt: Attempt,
+    ) -> Self {
+        // A run is at most as long as a lane.
+        Batch { run, from: 0, to: listed.len() as u32, listed: Some(listed), attempt }
     }
 
     /// Which attempt it is. A record that is tried again comes alone.
@@ -166,11 +179,72 @@ impl<'a, T> Batch<'a, T> {
     /// The record at `index`.
     pub fn get(&self, index: usize) -> Option<&'a T> {
         let index = u32::try_from(index).ok()?.checked_add(self.from)?;
-        (index < self.to).then(|| &self.run.get(index).payload)
+        let index = if index < self.to { index } else { return None };
+        let index = self.listed.map_or(index, |listed| listed[index as usize]);
+        Some(&self.run.get(index).payload)
     }
 
     /// The records, those of one key in offset order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &'a T> + use<'a, T> {
-        self.run.range(self.from, self.to).map(|entry| &entry.payload)
+        let run = self.run;
+        let (straight, split) = match self.listed {
+            None => (self.to, run.split(self.from, self.to)),
+            Some(_) => (self.from, self.from),
+        };
+        Records {
+            straight: run.range(self.from, split),
+            around: run.range(split, straight),
+            listed: self.listed.unwrap_or_default().iter(),
+            run,
+        }
+    }
+}
+
+/// The records of a batch: first those that lie together, and in most batches no others; then those
+/// around the end of the lane's slots, or those of a list.
+struct Records<'a, T, I> {
+    straight: I,
+    around: I,
+    listed: std::slice::Iter<'a, u32>,
+    run: &'a Run<'a, Entry<T>>,
+}
+
+impl<'a, T: 'a, I: ExactSizeIterator<Item = &'a Entry<T>>> Iterator for Records<'a, T, I> {
+    type Item = &'a T;
+
+    #[inline]
+    fn next(&mut self) -> Option<&'a T> {
+        match self.straight.next() {
+            Some(entry) => Some(&entry.payload),
+            None => self.next_elsewhere(),
+        }
+    }
+
+    #[inline]
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        let left = self.straight.len() + self.around.len() + self.listed.len();
+        (left, Some(left))
+    }
+
+    #[inline]
+    fn fold<B, F: FnMut(B, &'a T) -> B>(self, init: B, mut f: F) -> B {
+        let run = self.run;
+        let all = self.straight.fold(init, |all, entry| f(all, &entry.payload));
+        let all = self.around.fold(all, |all, entry| f(all, &entry.payload));
+        self.listed.fold(all, |all, index| f(all, &run.get(*index).payload))
+    }
+}
+
+impl<'a, T: 'a, I: ExactSizeIterator<Item = &'a Entry<T>>> ExactSizeIterator
+    for Records<'a, T, I>
+{
+}
+
+impl<'a, T: 'a, I: Iterator<Item = &'a Entry<T>>> Records<'a, T, I> {
+    fn next_elsewhere(&mut self) -> Option<&'a T> {
+        match self.around.next() {
+            Some(entry) => Some(&entry.payload),
+            None => self.listed.next().map(|index| &self.run.get(*index).payload),
+        }
     }
 }

@@ -18,11 +18,14 @@
 //! work, so that a slow handler holds few records hostage. Records are taken in only while some
 //! lane has room ([`Executor::demand`]), so what cannot run yet stays with its source.
 
+mod batching;
 mod builder;
+mod conflate;
 mod lane;
 #[cfg(all(test, not(loom)))]
 mod model;
 mod parking;
+mod rate;
 
 use crate::batch::{Entry, Tag, class_of};
 use crate::epoch::EpochId;
@@ -34,27 +37,33 @@ use crate::shard::{Shard, Slab, Waiting};
 use crate::sync::Arc;
 use crate::window::{Progress, Watermark, Window};
 use crate::worker::{Common, Handler, Passed};
-use lane::{LANE, Lane};
+use batching::Gather;
+use conflate::Conflation;
+use lane::Lane;
 use parking::Parking;
+use rate::Rates;
 use std::collections::VecDeque;
 use std::time::Duration;
 
+pub use batching::BatchOf;
 pub(crate) use builder::MOST_BATCH;
 pub use builder::{BuildError, Builder};
+pub(crate) use lane::Hashes;
 pub use parking::ParkedKey;
+pub use rate::Rate;
 
 /// Most records one pass takes in.
 const PASS: u32 = 512;
 /// Most tied shards of one lane a pass looks at.
 const TIED: usize = 32;
 /// Stands for the hash of a record without an order.
-const FREE: u64 = u64::MAX;
+pub(crate) const FREE: u64 = u64::MAX;
 /// From here on hashes are those of records without an order that were parked, one for each.
 const FIRST_FREE: u64 = FREE - (1 << 32);
 
 /// Whether a hash is that of a record without an order.
 #[inline(always)]
-fn is_free(hash: u64) -> bool {
+pub(crate) fn is_free(hash: u64) -> bool {
     hash >= FIRST_FREE
 }
 
@@ -118,11 +127,14 @@ pub struct Counts {
     pub skipped: u64,
     /// Records that the dead-letter hook has taken.
     pub dead_lettered: u64,
+    /// Records that were not handled because a newer one of their key was, with
+    /// [`Builder::conflate`].
+    pub conflated: u64,
 }
 
 /// The shard of a hash: its high half, scaled. Any number of shards, no division.
 #[inline(always)]
-fn shard_of(hash: u64, shards: usize) -> u32 {
+pub(crate) fn shard_of(hash: u64, shards: usize) -> u32 {
     (((hash >> 32) * shards as u64) >> 32) as u32
 }
 
@@ -146,6 +158,8 @@ struct Slot {
     generation: u32,
     /// The generation while it takes records, 0 afterwards.
     accepts: u32,
+    /// It takes records, but they have to pass the gate; then `accepts` is 0.
+    gated: bool,
     window: Window,
     watermark: Watermark,
     /// Records of it in shard lists.
@@ -219,6 +233,10 @@ pub struct Executor<T> {
     failures: VecDeque<Failure>,
     skipped: VecDeque<Skipped>,
     counts: Counts,
+    /// `None` without a linger.
+    gather: Option<Gather>,
+    conflation: Option<Conflation>,
+    rates: Option<Box<Rates<T>>>,
     least: u32,
     last_pass: Option<Duration>,
 }
@@ -250,8 +268,10 @@ impl<T: Send + 'static> Executor<T> {
             self.epochs.push(None);
         }
         self.common.registry.set(slot, Some(Arc::clone(window.shared())));
+        let gated = self.rates.is_some();
+        let accepts = if gated { 0 } else { generation };
         let opened =
-            Slot { generation, accepts: generation, window, watermark, waiting: 0, closed: false };
+            Slot { generation, accepts, gated, window, watermark, waiting: 0, closed: false };
         self.epochs[free] = Some(opened);
         Ok(EpochId { slot, generation })
     }
@@ -278,7 +298,10 @@ impl<T: Send + 'static> Executor<T> {
     /// Records the epoch's window can admit now; 0 for an epoch that is closed. When the window
     /// looks full, the watermark is advanced first.
     pub fn room(&mut self, id: EpochId) -> u32 {
-        let Some(slot) = self.accepting(id) else { return 0 };
+        let Some(slot) = self.slot_mut(id) else { return 0 };
+        if slot.accepts == 0 && !slot.gated {
+            return 0;
+        }
         match slot.window.room() {
             0 => {
                 slot.watermark.advance();
@@ -292,6 +315,17 @@ impl<T: Send + 'static> Executor<T> {
     ///
     /// Offering more is allowed (it waits in lists) but lets one partition run ahead of others.
     pub fn demand(&self) -> u32 {
+        // Records that wait can only be conflated when they are here.
+        let demand = match &self.conflation {
+            Some(_) if self.slab.len() < lane::LANE as usize => PASS,
+            _ => self.room_of_lanes(),
+        };
+        let now = self.last_pass.unwrap_or_default();
+        self.rates.as_ref().map_or(demand, |rates| demand.min(rates.demand(now)))
+    }
+
+    /// Records without a home that the lanes have room for, at most those of a pass.
+    fn room_of_lanes(&self) -> u32 {
         let current = &self.lanes[self.current];
         if !self.ready.is_empty() {
             return 0;
@@ -316,7 +350,7 @@ impl<T: Send + 'static> Executor<T> {
         payload: T,
     ) -> Result<(), Rejected<T>> {
         let Some(slot) = self.accepting(id) else {
-            return Err(Rejected { payload, refused: Refused::Closed });
+            return self.offer_at_gate(id, offset, route, payload);
         };
         let place = match slot.window.admit_place(offset) {
             Ok(place) => place,
@@ -366,7 +400,7 @@ impl<T: Send + 'static> Executor<T> {
             return (0, records.next());
         }
         let places = slot.window.places(lane.easy.saturating_sub(lane.tx.pending()));
-        let (current, shards, hashes) = (self.current as u32, &mut *self.shards, &mut *lane.hashes);
+        let (current, shards, hashes) = (self.current as u32, &mut *self.shards, &*lane.hashes);
         let mut stream = Stream { writer: lane.tx.writer(places.count), window: &mut slot.window };
         let writer = &mut stream.writer;
         let tag = Tag::new(places.index, id.slot, places.lap);
@@ -388,7 +422,7 @@ impl<T: Send + 'static> Executor<T> {
                 first = Some(record);
                 break;
             };
-            hashes[writer.end() as usize % LANE as usize] = hash;
+            hashes.set(writer.end(), hash);
             let tag = tag.plus(writer.written(), class_of(index));
             let pushed = writer.push(Entry { payload: record.2, tag }).is_ok();
             debug_assert!(pushed, "it was not full");
@@ -468,9 +502,8 @@ impl<T: Send + 'static> Executor<T> {
     #[cold]
     fn wait(&mut self, index: u32, hash: u64, entry: Entry<T>) {
         self.count_waiting(&entry);
-        let shard = &mut self.shards[index as usize];
-        let first = !shard.waits();
-        self.slab.push(shard, Waiting { hash, entry });
+        let first = !self.shards[index as usize].waits();
+        self.list(index, hash, entry, false);
         if first {
             self.queue_shard(index);
         }
@@ -518,6 +551,9 @@ impl<T: Send + 'static> Executor<T> {
 
     #[cold]
     fn spread(&mut self) -> Option<usize> {
+        if let Some(lane) = self.gathering() {
+            return Some(lane);
+        }
         let roomy = self.lanes.iter().enumerate().filter(|(_, lane)| lane.room() > 0);
         let least = roomy.min_by(|(_, a), (_, b)| a.backlog_ns().total_cmp(&b.backlog_ns()))?;
         self.current = least.0;
@@ -531,11 +567,15 @@ impl<T: Send + 'static> Executor<T> {
     /// counts as not having passed). Costs O(workers), plus O(1) for each entry that moves.
     pub fn pass(&mut self, now: Duration) {
         let elapsed = now.saturating_sub(self.last_pass.unwrap_or(now)).as_nanos() as f64;
+        if self.gather.is_some() {
+            // What came since the last pass counts from then.
+            self.flush_gathered();
+        }
         self.last_pass = Some(now);
         let (mut idle, mut stuck, mut back) = (false, false, false);
         for lane in &mut self.lanes {
             lane.refresh(elapsed, self.least);
-            idle |= lane.tx.pending() == 0;
+            idle |= lane.tx.in_flight() == 0;
             stuck |= lane.is_stuck();
             back |= !lane.handed_back.is_empty() || lane.held != 0;
         }
@@ -549,6 +589,10 @@ impl<T: Send + 'static> Executor<T> {
             self.recall_stuck();
         }
         if self.slab.len() > 0 {
+            self.serve_waiting();
+        }
+        if self.rates.is_some() {
+            self.open_gate(now);
             self.serve_waiting();
         }
         self.collect_skipped();
@@ -572,8 +616,8 @@ impl<T: Send + 'static> Executor<T> {
         let mut recalled = std::mem::take(&mut self.recalled);
         let lane = &mut self.lanes[index];
         lane.close();
-        let end = lane.tx.end();
-        lane.tx.recall(|entry| recalled.push(entry));
+        let (end, unpublished) = (lane.tx.end(), lane.tx.unpublished());
+        let count = lane.tx.recall(|entry| recalled.push(entry));
         let (reclaimed, claim) = (lane.tx.reclaimed(), lane.tx.end());
         // Their shards have nothing in the lane any more, ...
         let shards = self.shards.len();
@@ -602,14 +646,18 @@ impl<T: Send + 'static> Executor<T> {
                 *end = claim;
             }
         }
+        if count > 0 {
+            self.note_recall(index, count > unpublished);
+        }
         // The last one came first, and each goes to the front: older than what waits already,
         // younger than what is claimed.
         let mut position = end;
-        for entry in recalled.drain(..) {
+        for mut entry in recalled.drain(..) {
             position = advance(position, POSITION);
             let hash = self.lanes[index].hash_at(position);
             if entry.is_tracked() {
                 self.lanes[index].post.errands.lock().remove(&position);
+                self.untrack_carrier(hash, &mut entry);
             }
             if is_free(hash) {
                 self.wait_anywhere(hash, entry);
@@ -618,9 +666,8 @@ impl<T: Send + 'static> Executor<T> {
             self.count_waiting(&entry);
             let Some(entry) = self.park_in_front(hash, entry) else { continue };
             let shard = shard_of(hash, shards);
-            let list = &mut self.shards[shard as usize];
-            let first = !list.waits();
-            self.slab.push_front(list, Waiting { hash, entry });
+            let first = !self.shards[shard as usize].waits();
+            self.list(shard, hash, entry, true);
             if first {
                 self.lanes[index].tied.push_back(shard);
             }
@@ -661,19 +708,22 @@ impl<T: Send + 'static> Executor<T> {
         let mut ended = Vec::new();
         while self.lanes[to].room() > 0 {
             let shard = &mut self.shards[index as usize];
-            let parked = shard.has_parked();
-            let Some(Waiting { hash, entry }) = self.slab.pop(shard) else { break };
+            let (parked, node) = (shard.has_parked(), shard.head());
+            let Some(Waiting { hash, mut entry }) = self.slab.pop(shard) else { break };
+            self.unlist(hash, node);
             let tracked = entry.is_tracked();
             if parked && !tracked && self.is_parked(hash) {
                 self.park_behind(hash, entry);
                 continue;
             }
-            let mut halted = false;
+            let (mut halted, mut ending) = (false, tracked);
             if let Some(slot) = &mut self.epochs[usize::from(entry.epoch())] {
                 slot.waiting -= 1;
                 halted = slot.window.shared().halted();
+                ending |= slot.accepts == 0 && !slot.gated;
             }
             if !halted {
+                self.send_carrier(hash, &mut entry);
                 if tracked {
                     self.send_errand(to, self.lanes[to].tx.end(), hash);
                 }
@@ -683,6 +733,7 @@ impl<T: Send + 'static> Executor<T> {
                     shard.set_lane(to as u32);
                     shard.position = position;
                 }
+                self.note_fed(to, ending);
             } else if tracked {
                 ended.push((hash, entry));
             }
@@ -698,7 +749,13 @@ impl<T: Send + 'static> Executor<T> {
 
     /// Publishes what was offered since the last flush, and wakes workers that sleep. To be called
     /// before the driving thread sleeps, or does anything else that takes long.
+    ///
+    /// With a [linger](Builder::linger) only full batches are published, and what has waited long
+    /// enough.
     pub fn flush(&mut self) {
+        if self.gather.is_some() {
+            return self.flush_gathered();
+        }
         for lane in &mut self.lanes {
             lane.flush(false);
         }
@@ -707,6 +764,9 @@ impl<T: Send + 'static> Executor<T> {
     /// As [`flush`](Self::flush) for a driver that comes back at once with more records: a worker
     /// that sleeps is woken only when there is enough work for it (about 50 us).
     pub fn flush_more(&mut self) {
+        if self.gather.is_some() {
+            return self.flush_gathered();
+        }
         for lane in &mut self.lanes {
             lane.flush(true);
         }
@@ -777,17 +837,19 @@ impl<T: Send + 'static> Executor<T> {
     pub fn halt(&mut self, id: EpochId) {
         let Some(Some(slot)) = self.epochs.get_mut(usize::from(id.slot)) else { return };
         if slot.is(id) {
-            slot.accepts = 0;
+            (slot.accepts, slot.gated) = (0, false);
             self.common.registry.halt(slot.window.shared());
             self.forget_parked(id.slot);
+            self.hurry_all();
         }
     }
 
     /// Ends intake of an epoch; what is admitted still runs.
     pub fn stop_intake(&mut self, id: EpochId) {
         if let Some(slot) = self.slot_mut(id) {
-            slot.accepts = 0;
+            (slot.accepts, slot.gated) = (0, false);
         }
+        self.hurry_all();
     }
 
     /// Fences an epoch and forgets it: it is halted, and completions that arrive later touch
@@ -808,6 +870,7 @@ impl<T: Send + 'static> Executor<T> {
 
     fn free_slots(&mut self) {
         let (lanes, epochs, registry) = (&self.lanes, &mut self.epochs, &self.common.registry);
+        let conflation = &mut self.conflation;
         self.closing.retain(|closing| {
             let slot = &mut epochs[usize::from(closing.slot)];
             let listed = slot.as_ref().is_some_and(|slot| slot.waiting > 0);
@@ -820,6 +883,7 @@ impl<T: Send + 'static> Executor<T> {
                 return true;
             }
             *slot = None;
+            Self::forget_carried(conflation, closing.slot);
             registry.set(closing.slot, None);
             registry.drop_caution();
             false

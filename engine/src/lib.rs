@@ -18,6 +18,7 @@ mod dispatch;
 mod epoch;
 mod error;
 mod lane;
+mod order;
 mod outcome;
 mod retry;
 mod ring;
@@ -30,10 +31,12 @@ mod worker;
 
 pub use batch::Batch;
 pub use dispatch::{
-    BuildError, Builder, Counts, Executor, Failure, ParkedKey, Rejected, Route, Skipped,
+    BatchOf, BuildError, Builder, Counts, Executor, Failure, ParkedKey, Rate, Rejected, Route,
+    Skipped,
 };
 pub use epoch::EpochId;
 pub use error::{InvalidSetting, Refused};
+pub use order::{OrderBy, Router};
 pub use outcome::{BatchOutcome, IntoBatchOutcome, IntoOutcome, Outcome};
 pub use retry::{Attempt, Exhausted, Retry};
 pub use ticket::Ticket;

@@ -36,6 +36,15 @@ impl Shard {
         self.head != NONE
     }
 
+    /// Nodes of its oldest and of its youngest waiting record, if it has any.
+    pub(crate) fn head(&self) -> u32 {
+        self.head
+    }
+
+    pub(crate) fn tail(&self) -> u32 {
+        self.tail
+    }
+
     /// Whether it is at home in the lane, without a parked key and without waiting records.
     #[inline(always)]
     pub(crate) fn goes_straight_to(&self, lane: u32) -> bool {
@@ -126,6 +135,12 @@ impl<E> Slab<E> {
             shard.tail = index;
         }
         shard.head = index;
+    }
+
+    /// The entry of a node that is in a list.
+    pub(crate) fn entry_mut(&mut self, node: u32) -> Option<&mut E> {
+        let waiting = self.nodes.get_mut(node as usize)?.waiting.as_mut()?;
+        Some(&mut waiting.entry)
     }
 
     /// All waiting records, in no order.

@@ -6,6 +6,8 @@
 //! dispatcher answers with a **fence**: failures it has seen, and the position from which on the lane
 //! holds nothing any more that was sent before it knew of them.
 
+mod grouped;
+
 use crate::batch::{Back, Batch, Entry};
 use crate::epoch::{Cache, Registry};
 use crate::lane::{LaneRx, Run, advance, reached};
@@ -22,6 +24,11 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
+
+pub(crate) use grouped::{Grouping, Size, size_of};
+
+/// The attempt of an entry that nothing else was said about.
+const FIRST: Attempt = Attempt::FIRST;
 
 /// What all workers of an executor share with the dispatcher.
 #[derive(Debug)]
@@ -102,6 +109,7 @@ type Hook<T> = Box<dyn Fn(&T, &DeadLetter) -> Result<(), String> + Send + Sync>;
 pub struct Handler<T> {
     pub(crate) process: Box<dyn Process<T>>,
     pub(crate) hook: Option<Hook<T>>,
+    pub(crate) size: Option<Size<T>>,
 }
 
 impl<T> fmt::Debug for Handler<T> {
@@ -126,7 +134,7 @@ impl<T: Send + 'static> Handler<T> {
         F: Fn(&T, Attempt) -> R + Send + Sync + 'static,
         R: IntoOutcome + 'static,
     {
-        Handler { process: Box::new(Each { handler, returns: PhantomData }), hook: None }
+        Handler { process: Box::new(Each { handler, returns: PhantomData }), hook: None, size: None }
     }
 
     /// Called for up to [`Builder::batch`](crate::Builder::batch) records.
@@ -135,7 +143,18 @@ impl<T: Send + 'static> Handler<T> {
         F: Fn(&Batch<'_, T>) -> R + Send + Sync + 'static,
         R: IntoBatchOutcome + 'static,
     {
-        Handler { process: Box::new(Batches { handler, returns: PhantomData }), hook: None }
+        Handler { process: Box::new(Batches { handler, returns: PhantomData }), hook: None, size: None }
+    }
+
+    /// Bytes of a record, for [`Builder::batch_bytes`](crate::Builder::batch_bytes). Called on a
+    /// worker, and with a [linger](crate::Builder::linger) also by the thread that drives the
+    /// executor. A record for which it panics goes alone.
+    pub fn record_bytes<F>(mut self, size: F) -> Self
+    where
+        F: Fn(&T) -> usize + Send + Sync + 'static,
+    {
+        self.size = Some(Box::new(size));
+        self
     }
 
     /// Called, on a worker, for a record that goes to the dead letters. When it fails it is called
@@ -179,6 +198,9 @@ pub(crate) struct Desk {
     bouncing: Vec<Bouncing>,
     /// The classes of `bouncing`, a bit each.
     classes: u128,
+    /// While the entries of a run are not handled in the order of the lane: how those ended that
+    /// failed, by index.
+    sorted: Option<Vec<(u32, Outcome)>>,
 }
 
 impl Desk {
@@ -190,6 +212,13 @@ impl Desk {
 
     fn bounces(&self, class: u32) -> bool {
         self.classes & 1 << class != 0
+    }
+
+    /// Whether an entry of a class is to be handed back at this position.
+    fn bounces_at(&self, class: u32, position: u32) -> bool {
+        let mut bouncing = self.bouncing.iter().filter(|bouncing| bouncing.class == class);
+        self.bounces(class)
+            && bouncing.any(|bouncing| !bouncing.until.is_some_and(|at| reached(position, at)))
     }
 
     fn is_halted<T>(&self, entry: &Entry<T>) -> bool {
@@ -216,8 +245,12 @@ impl Desk {
 
     #[cold]
     fn gate<T>(&mut self, run: &mut Run<'_, Entry<T>>, index: u32) -> Gate {
+        self.heed_fences(run.position(index));
+        self.gate_here(run, index)
+    }
+
+    fn gate_here<T>(&mut self, run: &mut Run<'_, Entry<T>>, index: u32) -> Gate {
         let position = run.position(index);
-        self.heed_fences(position);
         let entry = run.get(index);
         let errand = entry.is_tracked().then(|| self.post.errands.lock().remove(&position));
         if self.is_halted(entry) {
@@ -226,7 +259,7 @@ impl Desk {
             }
             return Gate::Pass;
         }
-        if self.bounces(entry.class()) {
+        if self.bounces_at(entry.class(), position) {
             hand_back(run, index, Back::Bounced);
             return Gate::Pass;
         }
@@ -238,8 +271,13 @@ impl Desk {
     #[cold]
     fn is_plain<T>(&mut self, run: &Run<'_, Entry<T>>, index: u32) -> bool {
         self.heed_fences(run.position(index));
+        self.is_plain_here(run, index)
+    }
+
+    fn is_plain_here<T>(&self, run: &Run<'_, Entry<T>>, index: u32) -> bool {
         let entry = run.get(index);
-        !entry.is_tracked() && !self.is_halted(entry) && !self.bounces(entry.class())
+        let bounces = self.bounces_at(entry.class(), run.position(index));
+        !entry.is_tracked() && !self.is_halted(entry) && !bounces
     }
 
     #[inline(always)]
@@ -252,6 +290,15 @@ impl Desk {
     /// Marks the entries of a range; neighbours are mostly of one epoch, which is looked up once.
     #[inline]
     fn all_done<T>(&self, run: &Run<'_, Entry<T>>, from: u32, to: u32) {
+        let split = run.split(from, to);
+        self.part_done(run, from, split);
+        if split < to {
+            self.part_done(run, split, to);
+        }
+    }
+
+    #[inline]
+    fn part_done<T>(&self, run: &Run<'_, Entry<T>>, from: u32, to: u32) {
         let mut entries = run.range(from, to).peekable();
         while let Some(entry) = entries.peek() {
             let slot = entry.epoch();
@@ -285,13 +332,18 @@ impl Desk {
 
     fn fail<T>(&mut self, run: &mut Run<'_, Entry<T>>, index: u32, how: Outcome) {
         let class = run.get(index).class();
-        self.post.reports.push(how);
+        match &mut self.sorted {
+            None => self.post.reports.push(how),
+            Some(reports) => reports.push((index, how)),
+        }
         hand_back(run, index, Back::Failed);
         self.bounce(run.position(index), class);
     }
 
     fn bounce(&mut self, since: u32, class: u32) {
-        if !self.bounces(class) {
+        if !self.bounces_at(class, since) {
+            // Another that ends before; this one goes on longer.
+            self.bouncing.retain(|bouncing| bouncing.class != class);
             self.bouncing.push(Bouncing { class, since, until: None });
             self.classes |= 1 << class;
         }
@@ -310,7 +362,9 @@ impl Desk {
             Some(finished @ (Outcome::Done | Outcome::Skip(_))) => {
                 self.settle(run, index, finished);
             }
-            Some(failed) if !self.bounces(class) => self.fail(run, index, failed),
+            Some(failed) if !self.bounces_at(class, run.position(index)) => {
+                self.fail(run, index, failed);
+            }
             // Not handled, or failed behind a failed one, which may be of the same key.
             _ => {
                 hand_back(run, index, Back::Bounced);
@@ -350,6 +404,8 @@ pub(crate) trait Process<T>: Send + Sync + 'static {
         hook: Option<&Hook<T>>,
         batch: u32,
     );
+    /// One call for the listed entries of a run.
+    fn call(&self, run: &Run<'_, Entry<T>>, listed: &[u32], attempt: Attempt) -> BatchOutcome;
 }
 
 /// One call per record.
@@ -366,6 +422,13 @@ where
 {
     fn least(&self, _: u32) -> u32 {
         1
+    }
+
+    fn call(&self, run: &Run<'_, Entry<T>>, listed: &[u32], attempt: Attempt) -> BatchOutcome {
+        let each = listed
+            .iter()
+            .map(|index| (self.handler)(&run.get(*index).payload, attempt).into_outcome());
+        BatchOutcome::Each(each.collect())
     }
 
     fn process(
@@ -426,6 +489,10 @@ where
 {
     fn least(&self, batch: u32) -> u32 {
         batch
+    }
+
+    fn call(&self, run: &Run<'_, Entry<T>>, listed: &[u32], attempt: Attempt) -> BatchOutcome {
+        (self.handler)(&Batch::listed(run, listed, attempt)).into_batch_outcome()
     }
 
     fn process(
@@ -497,6 +564,10 @@ pub(crate) struct Worker<T> {
     desk: Desk,
     handler: Arc<Handler<T>>,
     batch: u32,
+    /// How batches are put together, when not simply of neighbours.
+    grouping: Option<Grouping>,
+    /// Whether a batch may go around the end of the lane's slots.
+    around: bool,
 }
 
 impl<T: Send + 'static> Worker<T> {
@@ -507,16 +578,30 @@ impl<T: Send + 'static> Worker<T> {
         post: Arc<Post>,
         batch: u32,
     ) -> Self {
-        let desk = Desk { cache: Cache::new(), common, post, bouncing: Vec::new(), classes: 0 };
-        Worker { lane, desk, handler, batch }
+        let (cache, bouncing) = (Cache::new(), Vec::new());
+        let desk = Desk { cache, common, post, bouncing, classes: 0, sorted: None };
+        Worker { lane, desk, handler, batch, grouping: None, around: false }
+    }
+
+    /// Batches that are put together in a way of their own; `around`: and that are handed over whole.
+    pub(crate) fn group(mut self, grouping: Option<Grouping>, around: bool) -> Self {
+        (self.grouping, self.around) = (grouping, around);
+        self
     }
 
     /// Handles the next run; `false` when there is none.
     #[inline]
     pub(crate) fn turn(&mut self) -> bool {
         let process = &*self.handler.process;
-        let Some(mut run) = self.lane.claim(process.least(self.batch)) else { return false };
+        let least = process.least(self.batch);
+        let claimed =
+            if self.around { self.lane.claim_around(least) } else { self.lane.claim(least) };
+        let Some(mut run) = claimed else { return false };
         self.desk.cache.refresh(&self.desk.common.registry);
+        if let Some(grouping) = &mut self.grouping {
+            grouping.process(&mut run, &mut self.desk, &self.handler, self.batch);
+            return true;
+        }
         process.process(&mut run, &mut self.desk, self.handler.hook.as_ref(), self.batch);
         true
     }

@@ -1,7 +1,10 @@
 //! Settings of an executor.
 
+use super::batching::{Batching, Gather};
+use super::conflate::Conflation;
 use super::lane::{LANE, Lane};
 use super::parking::Parking;
+use super::rate::Rates;
 use super::{Counts, Executor};
 use crate::batch::Batch;
 use crate::epoch::Registry;
@@ -13,7 +16,7 @@ use crate::ring::boxed;
 use crate::shard::{Shard, Slab};
 use crate::sync::Arc;
 use crate::wake::Waker;
-use crate::worker::{Common, Handler, Post, Spin, Worker};
+use crate::worker::{Common, Grouping, Handler, Post, Spin, Worker};
 use crossbeam_queue::SegQueue;
 use std::collections::VecDeque;
 use std::fmt;
@@ -71,6 +74,7 @@ pub struct Builder {
     spin: Spin,
     name: String,
     retry: Retry,
+    pub(super) batching: Batching,
 }
 
 impl Default for Builder {
@@ -82,6 +86,7 @@ impl Default for Builder {
             spin: Spin::default(),
             name: "plimsoll".to_owned(),
             retry: Retry::default(),
+            batching: Batching::default(),
         }
     }
 }
@@ -133,7 +138,8 @@ impl Builder {
         within("workers", self.workers, MOST_WORKERS)?;
         within("shards", self.shards, MOST_SHARDS)?;
         within("batch", self.batch, MOST_BATCH)?;
-        self.retry.check()
+        self.retry.check()?;
+        self.batching.check()
     }
 
     /// Starts the workers, with a handler for one record.
@@ -152,7 +158,7 @@ impl Builder {
     }
 
     /// Starts the workers, with a handler for up to [`batch`](Self::batch) records. A batch takes
-    /// what is there; it does not wait for more.
+    /// what is there; it waits for more only with a [`linger`](Self::linger).
     ///
     /// # Errors
     /// As [`each`](Self::each).
@@ -201,6 +207,10 @@ impl Builder {
             let reason = "dead letters need a hook that takes them";
             return Err(InvalidSetting::new("retry", reason));
         }
+        if self.batching.bytes.is_some() && handler.size.is_none() {
+            let reason = "the size of a record is not known: `Handler::record_bytes` tells it";
+            return Err(InvalidSetting::new("batch_bytes", reason));
+        }
         let no_memory = |setting| InvalidSetting::new(setting, "no memory for so many");
         let common = Arc::new(Common {
             registry: Registry::new(),
@@ -210,14 +220,22 @@ impl Builder {
         });
         let handler = Arc::new(handler);
         let least = handler.process.least(batch);
+        let batching = self.batching;
+        let gathers = !batching.linger.is_zero() && least > 1;
+        let groups = batching.groups() && least > 1;
         let mut lanes = Vec::with_capacity(workers as usize);
         let mut idle = Vec::with_capacity(workers as usize);
         for _ in 0..workers {
             let (tx, rx) = lane(LANE, Order::Right).ok_or_else(|| no_memory("workers"))?;
             let post = Arc::new(Post::default());
             let (handler, common) = (Arc::clone(&handler), Arc::clone(&common));
-            idle.push(Worker::new(rx, handler, common, Arc::clone(&post), batch));
-            let mut lane = Lane::new(tx, post);
+            let mut lane = Lane::new(tx, Arc::clone(&post));
+            lane.partial.batch = if gathers { least } else { 0 };
+            let grouping = groups.then(|| {
+                let bytes = batching.bytes.unwrap_or(usize::MAX);
+                Grouping::new(batching.of, bytes, Arc::clone(&lane.hashes), shards as usize)
+            });
+            idle.push(Worker::new(rx, handler, common, post, batch).group(grouping, gathers));
             lane.set_limits(least);
             lanes.push(lane);
         }
@@ -238,6 +256,9 @@ impl Builder {
             failures: VecDeque::new(),
             skipped: VecDeque::new(),
             counts: Counts::default(),
+            gather: gathers.then(|| Gather::new(batching.linger, batching.bytes)),
+            conflation: batching.conflate.then(Conflation::new),
+            rates: Rates::new(batching.rate, batching.key_rate),
             least,
             last_pass: None,
         };

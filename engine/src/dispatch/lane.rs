@@ -1,10 +1,11 @@
 //! A lane as the dispatcher sees it: what is in it, what a record of it costs, how much more it takes.
 
 use super::FREE;
+use super::batching::Partial;
 use super::parking::Hold;
 use crate::batch::Entry;
 use crate::lane::{LaneTx, advance, distance};
-use crate::sync::Arc;
+use crate::sync::{Arc, AtomicU64, Ordering};
 use crate::worker::Post;
 use std::collections::VecDeque;
 use std::thread::JoinHandle;
@@ -33,6 +34,30 @@ const STUCK: Duration = Duration::from_micros(300);
 const WORTH_WAKING: Duration = Duration::from_micros(50);
 const MANY: u32 = LANE / 4;
 
+/// Hash of the entry at each position of a lane: the slots themselves may be the worker's. Written by
+/// the dispatcher, as the slots are; a worker reads those of entries that it has claimed.
+#[derive(Debug)]
+pub(crate) struct Hashes([AtomicU64; LANE as usize]);
+
+impl Hashes {
+    fn new() -> Self {
+        Hashes(std::array::from_fn(|_| AtomicU64::new(FREE)))
+    }
+
+    #[inline(always)]
+    pub(crate) fn get(&self, position: u32) -> u64 {
+        // Relaxed: the worker's claim has acquired the flush that published the entry.
+        self.0[position as usize % LANE as usize].load(Ordering::Relaxed)
+    }
+
+    #[inline(always)]
+    pub(super) fn set(&self, position: u32, hash: u64) {
+        // Relaxed: published with the entry by the Release of its flush; and what stood here was
+        // read before the `done` that the dispatcher has acquired.
+        self.0[position as usize % LANE as usize].store(hash, Ordering::Relaxed);
+    }
+}
+
 /// A lane with what the dispatcher believes about it.
 #[derive(Debug)]
 pub(super) struct Lane<T> {
@@ -40,8 +65,9 @@ pub(super) struct Lane<T> {
     /// `None` only before it is started.
     pub(super) thread: Option<JoinHandle<()>>,
     pub(super) post: Arc<Post>,
-    /// Hash of the entry at each position: the slots themselves may be the worker's.
-    pub(super) hashes: Box<[u64; LANE as usize]>,
+    pub(super) hashes: Arc<Hashes>,
+    /// What waits for a full batch.
+    pub(super) partial: Partial,
     /// What the worker handed back, until the dispatcher has dealt with it.
     pub(super) handed_back: Vec<(u32, u64, Entry<T>)>,
     /// Entries that were handed back unhandled, oldest first.
@@ -77,7 +103,8 @@ impl<T> Lane<T> {
             tx,
             thread: None,
             post,
-            hashes: Box::new([FREE; LANE as usize]),
+            hashes: Arc::new(Hashes::new()),
+            partial: Partial::default(),
             handed_back: Vec::new(),
             holds: VecDeque::new(),
             held: 0,
@@ -98,7 +125,7 @@ impl<T> Lane<T> {
     /// Pushes into a lane that has room; returns the position after the entry.
     #[inline(always)]
     pub(super) fn push(&mut self, hash: u64, entry: Entry<T>) -> u32 {
-        self.hashes[self.tx.end() as usize % LANE as usize] = hash;
+        self.hashes.set(self.tx.end(), hash);
         let pushed = self.tx.push(entry).is_ok();
         // The limit is never above the number of slots, and callers look at the room first.
         debug_assert!(pushed, "a lane with room has a free slot");
@@ -115,7 +142,7 @@ impl<T> Lane<T> {
 
     /// The hash of the entry at a position.
     pub(super) fn hash_at(&self, position: u32) -> u64 {
-        self.hashes[position as usize % LANE as usize]
+        self.hashes.get(position)
     }
 
     /// Records it has room for.
@@ -136,7 +163,7 @@ impl<T> Lane<T> {
     }
 
     pub(super) fn is_stuck(&self) -> bool {
-        !self.closed && self.tx.pending() > 0 && self.stuck_ns > STUCK.as_nanos() as f64
+        !self.closed && self.tx.in_flight() > 0 && self.stuck_ns > STUCK.as_nanos() as f64
     }
 
     pub(super) fn cost_ns(&self) -> f64 {
@@ -151,7 +178,8 @@ impl<T> Lane<T> {
     /// Takes back what the worker has finished in the `elapsed` time since the last look.
     #[inline]
     pub(super) fn refresh(&mut self, elapsed_ns: f64, least: u32) {
-        let before = self.tx.pending();
+        // What the worker cannot see does not keep it busy.
+        let before = self.tx.in_flight();
         if self.owed {
             self.owed_ns += elapsed_ns;
             if self.owed_ns > WORTH_WAKING.as_nanos() as f64 {
@@ -162,7 +190,7 @@ impl<T> Lane<T> {
             let (hashes, handed_back) = (&self.hashes, &mut self.handed_back);
             let finished = self.tx.reclaim_with(|position, entry| {
                 if entry.back().is_some() {
-                    handed_back.push((position, hashes[position as usize % LANE as usize], entry));
+                    handed_back.push((position, hashes.get(position), entry));
                 }
             });
             self.learn(elapsed_ns, before, f64::from(finished));
@@ -210,6 +238,9 @@ impl<T> Lane<T> {
         // While something is held each record has to be looked at.
         self.easy = if self.held == 0 { self.limit.min(self.patience) } else { 0 };
         self.tx.set_run(records(RUN).clamp(1, MOST_RUN));
+        if self.partial.batch > 0 {
+            self.set_gather_limits();
+        }
     }
 
     /// Publishes what was pushed. Wakes the worker if it sleeps; with `more` to come only if it is

@@ -20,7 +20,6 @@ use crate::lane::reached;
 use crate::outcome::Outcome;
 use crate::retry::{Attempt, Exhausted};
 use crate::ring::Mark;
-use crate::shard::Waiting;
 use crate::worker::{Errand, Fence};
 use std::cmp::Reverse;
 use std::collections::hash_map::Entry::Vacant;
@@ -101,6 +100,22 @@ impl<T> Parking<T> {
         (self.random >> 11) as f64 / (1_u64 << 53) as f64
     }
 
+    /// Whether a key's record is to be handled again before its later ones go anywhere.
+    pub(super) fn is_waiting(&self, key: u64) -> bool {
+        self.keys.get(&key).is_some_and(|parked| !parked.quarantined)
+    }
+
+    /// Whether what is due for a key at a time is an attempt of the handler.
+    pub(super) fn attempts_next(&self, key: u64, serial: u64) -> bool {
+        let parked = self.keys.get(&key);
+        parked.is_some_and(|parked| parked.state == State::Due(serial) && parked.bury.is_none())
+    }
+
+    /// It is due later.
+    pub(super) fn postpone(&mut self, key: u64, serial: u64, due: Duration) {
+        self.due.push(Reverse((due, serial, key)));
+    }
+
     pub(super) fn next_due(&self) -> Option<Duration> {
         self.due.peek().map(|Reverse((due, ..))| *due)
     }
@@ -179,10 +194,13 @@ impl<T: Send + 'static> Executor<T> {
         was
     }
 
-    /// When the next parked record is due, in the time of [`pass`](Self::pass): the driver should not
-    /// sleep longer.
+    /// When the next thing is due, in the time of [`pass`](Self::pass): a parked record, the end of
+    /// the linger of a partial batch, or a record that its rate lets go. The driver should not sleep
+    /// longer.
     pub fn next_due(&self) -> Option<Duration> {
-        self.parking.next_due()
+        let rates = self.rates.as_ref();
+        let gate = rates.and_then(|rates| rates.next_due(self.last_pass.unwrap_or_default()));
+        [self.parking.next_due(), self.next_linger(), gate].into_iter().flatten().min()
     }
 
     fn is_halted(&self, entry: &Entry<T>) -> bool {
@@ -199,6 +217,14 @@ impl<T: Send + 'static> Executor<T> {
     /// Puts a record behind the parked one of its key.
     pub(super) fn park_behind(&mut self, hash: u64, entry: Entry<T>) {
         let Some(parked) = self.parking.keys.get_mut(&hash) else { return };
+        let older = if parked.quarantined { None } else { parked.later.pop_back() };
+        if let Some(older) = older
+            && !self.conflates(&entry, &older)
+            && let Some(parked) = self.parking.keys.get_mut(&hash)
+        {
+            parked.later.push_back(older);
+        }
+        let Some(parked) = self.parking.keys.get_mut(&hash) else { return };
         parked.later.push_back(entry);
         if parked.state == State::Idle {
             self.next_of_quarantined(hash);
@@ -211,9 +237,14 @@ impl<T: Send + 'static> Executor<T> {
         if is_free(hash) || entry.is_tracked() {
             return Some(entry);
         }
-        match self.parking.keys.get_mut(&hash) {
-            Some(parked) => parked.later.push_front(entry),
-            None => return Some(entry),
+        let Some(parked) = self.parking.keys.get_mut(&hash) else { return Some(entry) };
+        let newer = if parked.quarantined { None } else { parked.later.pop_front() };
+        let carried = newer.as_ref().is_some_and(|newer| self.conflates(newer, &entry));
+        if let Some(parked) = self.parking.keys.get_mut(&hash) {
+            newer.into_iter().for_each(|newer| parked.later.push_front(newer));
+            if !carried {
+                parked.later.push_front(entry);
+            }
         }
         None
     }
@@ -224,9 +255,12 @@ impl<T: Send + 'static> Executor<T> {
         let mut handed = std::mem::take(&mut self.lanes[index].handed_back);
         let end = self.lanes[index].tx.end();
         let mut failures = false;
-        for (position, hash, entry) in handed.drain(..) {
+        for (position, hash, mut entry) in handed.drain(..) {
             self.let_go(index, position);
             let Some(why) = entry.back() else { continue };
+            if entry.is_tracked() && self.carrier_back(hash, &mut entry, why) {
+                continue;
+            }
             let shard = self.shard_for(hash, &entry);
             let class = 1 << class_of(shard);
             if matches!(why, Back::Failed | Back::Bounced) && self.lanes[index].held & class == 0 {
@@ -257,7 +291,7 @@ impl<T: Send + 'static> Executor<T> {
     }
 
     /// The shard whose class and list an entry uses.
-    fn shard_for(&self, hash: u64, entry: &Entry<T>) -> u32 {
+    pub(super) fn shard_for(&self, hash: u64, entry: &Entry<T>) -> u32 {
         if is_free(hash) {
             return entry.place().index() % self.shards.len() as u32;
         }
@@ -302,9 +336,8 @@ impl<T: Send + 'static> Executor<T> {
 
     /// Puts an entry, already counted as waiting, before all others of its shard.
     fn put_in_front(&mut self, shard: u32, hash: u64, entry: Entry<T>) {
-        let list = &mut self.shards[shard as usize];
-        let first = !list.waits();
-        self.slab.push_front(list, Waiting { hash, entry });
+        let first = !self.shards[shard as usize].waits();
+        self.list(shard, hash, entry, true);
         if first {
             self.queue_shard(shard);
         }
@@ -395,6 +428,7 @@ impl<T: Send + 'static> Executor<T> {
                     let epoch = EpochId { slot: entry.epoch(), generation: slot.generation };
                     self.note_skipped(epoch, offset, reason);
                 }
+                self.finish_carried(&entry);
                 drop(entry);
                 self.unpark(key);
             }
@@ -433,18 +467,27 @@ impl<T: Send + 'static> Executor<T> {
                 return;
             }
             self.parking.due.pop();
-            let Some(parked) = self.parking.keys.get_mut(&key) else { continue };
-            if parked.state != State::Due(serial) {
-                continue;
+            if self.rates.is_some() {
+                self.line_up(key, serial, now);
+            } else {
+                self.send_parked(key, serial);
             }
-            let Some(mut entry) = parked.record.take() else { continue };
-            parked.state = State::Sent;
-            self.common.registry.add_caution();
-            let hash = key;
-            let shard = self.shard_for(hash, &entry);
-            entry.send_again(class_of(shard), true);
-            self.put_in_front(shard, hash, entry);
         }
+    }
+
+    /// Sends a parked record, if it still waits for this time.
+    pub(super) fn send_parked(&mut self, key: u64, serial: u64) {
+        let Some(parked) = self.parking.keys.get_mut(&key) else { return };
+        if parked.state != State::Due(serial) {
+            return;
+        }
+        let Some(mut entry) = parked.record.take() else { return };
+        parked.state = State::Sent;
+        self.common.registry.add_caution();
+        let hash = key;
+        let shard = self.shard_for(hash, &entry);
+        entry.send_again(class_of(shard), true);
+        self.put_in_front(shard, hash, entry);
     }
 
     /// Tells a lane's worker what the tracked record at `position` is sent for.
@@ -475,6 +518,9 @@ impl<T: Send + 'static> Executor<T> {
 
     /// The parked record has ended: its key's later records go on.
     fn unpark(&mut self, key: u64) {
+        if let Some(rates) = &mut self.rates {
+            rates.unpark(key);
+        }
         let Some(parked) = self.parking.keys.get_mut(&key) else { return };
         if parked.quarantined {
             parked.state = State::Idle;
@@ -512,6 +558,9 @@ impl<T: Send + 'static> Executor<T> {
 
     /// Drops the parked records of an epoch that has halted.
     pub(super) fn forget_parked(&mut self, slot: u16) {
+        if let Some(rates) = &mut self.rates {
+            rates.forget(slot);
+        }
         let keys: Vec<u64> = self.parking.keys.keys().copied().collect();
         for key in keys {
             let Some(parked) = self.parking.keys.get_mut(&key) else { continue };
