@@ -152,11 +152,7 @@ impl<'a, T> Batch<'a, T> {
     }
 
     /// Of the listed entries of a run.
-    pub(crate) fn listed(
-        run: &'a Run<'a, Entry<T>>,
-        listed: &'a [u32],
-        attempt: Attempt,
-    ) -> Self {
+    pub(crate) fn listed(run: &'a Run<'a, Entry<T>>, listed: &'a [u32], attempt: Attempt) -> Self {
         // A run is at most as long as a lane.
         Batch { run, from: 0, to: listed.len() as u32, listed: Some(listed), attempt }
     }
@@ -235,10 +231,7 @@ impl<'a, T: 'a, I: ExactSizeIterator<Item = &'a Entry<T>>> Iterator for Records<
     }
 }
 
-impl<'a, T: 'a, I: ExactSizeIterator<Item = &'a Entry<T>>> ExactSizeIterator
-    for Records<'a, T, I>
-{
-}
+impl<'a, T: 'a, I: ExactSizeIterator<Item = &'a Entry<T>>> ExactSizeIterator for Records<'a, T, I> {}
 
 impl<'a, T: 'a, I: Iterator<Item = &'a Entry<T>>> Records<'a, T, I> {
     fn next_elsewhere(&mut self) -> Option<&'a T> {

@@ -761,8 +761,7 @@ mod tests {
             tx.flush();
             let mut run = rx.claim_around(8).unwrap();
             let split = run.split(1, 7);
-            let seen: Vec<u32> =
-                run.range(1, split).chain(run.range(split, 7)).copied().collect();
+            let seen: Vec<u32> = run.range(1, split).chain(run.range(split, 7)).copied().collect();
             assert_eq!(seen, [1, 2, 3, 4, 5, 6]);
             run.hand_back(6);
             run.hand_back(2);

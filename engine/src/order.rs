@@ -31,7 +31,8 @@ impl OrderBy {
     /// The routes of one partition's records. `partition` tells partitions apart: its number, or a
     /// hash of topic and number where there are several topics.
     pub fn router(self, partition: u64) -> Router {
-        Router { order: self, hasher: FixedState::with_seed(partition) }
+        let whole = FixedState::with_seed(0).hash_one(partition);
+        Router { order: self, hasher: FixedState::with_seed(partition), whole }
     }
 
     /// The route of one record; for many, [`router`](Self::router) prepares what they share.
@@ -45,6 +46,8 @@ impl OrderBy {
 pub struct Router {
     order: OrderBy,
     hasher: FixedState,
+    /// Stands for all of the partition.
+    whole: u64,
 }
 
 impl Router {
@@ -54,7 +57,7 @@ impl Router {
     pub fn route(&self, key: Option<&[u8]>) -> Route {
         match (self.order, key) {
             (OrderBy::Key, Some(key)) => Route::Ordered(self.hasher.hash_one(key)),
-            (OrderBy::Partition, _) => Route::Ordered(self.hasher.hash_one(())),
+            (OrderBy::Partition, _) => Route::Ordered(self.whole),
             (OrderBy::Key, None) | (OrderBy::Unordered, _) => Route::Free,
         }
     }

@@ -134,7 +134,11 @@ impl<T: Send + 'static> Handler<T> {
         F: Fn(&T, Attempt) -> R + Send + Sync + 'static,
         R: IntoOutcome + 'static,
     {
-        Handler { process: Box::new(Each { handler, returns: PhantomData }), hook: None, size: None }
+        Handler {
+            process: Box::new(Each { handler, returns: PhantomData }),
+            hook: None,
+            size: None,
+        }
     }
 
     /// Called for up to [`Builder::batch`](crate::Builder::batch) records.
@@ -143,7 +147,11 @@ impl<T: Send + 'static> Handler<T> {
         F: Fn(&Batch<'_, T>) -> R + Send + Sync + 'static,
         R: IntoBatchOutcome + 'static,
     {
-        Handler { process: Box::new(Batches { handler, returns: PhantomData }), hook: None, size: None }
+        Handler {
+            process: Box::new(Batches { handler, returns: PhantomData }),
+            hook: None,
+            size: None,
+        }
     }
 
     /// Bytes of a record, for [`Builder::batch_bytes`](crate::Builder::batch_bytes). Called on a

@@ -307,3 +307,36 @@ impl<T: Send + 'static> Executor<T> {
         Some(since.saturating_add(gather.linger))
     }
 }
+
+#[cfg(all(test, not(loom)))]
+impl<T: Send + 'static> Executor<T> {
+    /// After a pass nothing lingers that is a full batch or has waited long enough.
+    pub(super) fn check_gather(&self) -> Result<(), String> {
+        let Some(gather) = &self.gather else { return Ok(()) };
+        let now = self.last_pass.unwrap_or_default();
+        for lane in &self.lanes {
+            let (count, since) = (lane.tx.unpublished(), lane.partial.since);
+            let lingers = since.is_some_and(|since| now < since.saturating_add(gather.linger));
+            if count >= lane.partial.batch || (count > 0 && (!lingers || lane.partial.urgent)) {
+                return Err(format!("{count} linger since {since:?}: {:?}", lane.partial));
+            }
+            if count > 0 && self.next_due().is_none_or(|due| due > now + gather.linger) {
+                return Err(format!("the driver is not told of the linger of {count}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Nothing is left at the gate, nothing is carried; and no key is remembered for ever.
+    pub(super) fn check_nothing_left(&mut self) {
+        assert!(self.conflation.as_ref().is_none_or(super::conflate::Conflation::is_empty));
+        if let Some(rates) = &self.rates {
+            assert_eq!(rates.waiting(), 0);
+        }
+        let later = self.last_pass.unwrap_or_default() + Duration::from_secs(100);
+        self.pass(later);
+        self.pass(later + Duration::from_secs(1));
+        assert_eq!(self.rates.as_ref().map_or(0, |rates| rates.remembered()), 0);
+        assert_eq!(self.next_due(), None);
+    }
+}

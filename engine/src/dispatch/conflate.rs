@@ -14,13 +14,15 @@ use crate::batch::{Back, Entry, class_of};
 use crate::ring::{Mark, Place};
 use crate::shard::{Shard, Waiting};
 use std::collections::{HashMap, HashSet};
+use std::num::NonZeroU8;
 
-/// A carrier: the slot of its epoch and of its ring, which is not used again while something below
-/// it is unfinished.
-type Carrier = (u16, u32);
+/// A carrier: the slot of its epoch, and its slot and lap in the ring. The lap, because a record that
+/// is finished may come back after its slot was used again.
+type Carrier = (u16, u32, NonZeroU8);
 
 fn carrier<T>(entry: &Entry<T>) -> Carrier {
-    (entry.epoch(), entry.place().index())
+    let place = entry.place();
+    (entry.epoch(), place.index, place.lap)
 }
 
 /// Who carries what. Only the dispatcher touches it.

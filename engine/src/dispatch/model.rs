@@ -4,7 +4,7 @@
 //! happen: the dispatcher passes, takes records in, recalls; other workers take turns; epochs close.
 //! So every interleaving at the borders of handler calls can occur, and a failing seed repeats exactly.
 
-use super::{Builder, EpochId, Executor, Route};
+use super::{BatchOf, Builder, EpochId, Executor, Rate, Route, shard_of};
 use crate::batch::Batch;
 use crate::outcome::{BatchOutcome, Outcome};
 use crate::retry::{Attempt, Exhausted, Retry};
@@ -44,6 +44,8 @@ struct Record {
     attempts: u32,
     hook_attempts: u32,
     finished: bool,
+    /// A newer record of its key was handled in its stead.
+    carried_by: Option<Id>,
 }
 
 #[derive(Debug)]
@@ -71,6 +73,9 @@ struct World {
     /// Nothing more is offered.
     finishing: bool,
     settings: Settings,
+    /// Handler calls, in all and for each key.
+    calls: u64,
+    calls_of: HashMap<u64, u64>,
     /// The first thing that was wrong in a handler call, where a panic would be caught.
     wrong: Option<String>,
 }
@@ -87,6 +92,23 @@ struct Settings {
     hook: bool,
     /// In a hundred records.
     failing: u64,
+    extras: Extras,
+}
+
+/// How batches are put together, conflation, and rates (per second and burst).
+#[derive(Debug, Clone, Copy)]
+struct Extras {
+    linger: Duration,
+    of: BatchOf,
+    bytes: Option<usize>,
+    conflate: bool,
+    rate: Option<(u32, u32)>,
+    key_rate: Option<(u32, u32)>,
+}
+
+/// The size of a record.
+fn bytes(id: Id) -> usize {
+    id % 7
 }
 
 thread_local! {
@@ -153,6 +175,7 @@ impl World {
                 attempts: 0,
                 hook_attempts: 0,
                 finished: false,
+                carried_by: None,
             };
             let index = self.records.len();
             self.epochs[epoch].records.push(index);
@@ -175,9 +198,9 @@ impl World {
 
     /// A handler call for a record begins.
     fn begin(&mut self, id: Id, attempt: Option<Attempt>) {
+        let mut wrong = self.carry(id).err();
         let record = &self.records[id];
         let epoch = &self.epochs[record.epoch];
-        let mut wrong = None;
         if record.finished {
             wrong = Some(format!("record {id} is handled again after it was finished"));
         }
@@ -190,7 +213,8 @@ impl World {
         if record.key != NO_KEY {
             for earlier in epoch.records.iter().take_while(|earlier| **earlier < id) {
                 let before = &self.records[*earlier];
-                if before.key == record.key && !before.finished {
+                let waits = !before.finished && before.carried_by.is_none();
+                if before.key == record.key && waits {
                     wrong = Some(format!("record {id} overtakes record {earlier}"));
                 }
             }
@@ -205,6 +229,81 @@ impl World {
 
     fn end(&mut self, id: Id) {
         self.running.remove(&self.records[id].key);
+    }
+
+    /// A record that is handled carries the earlier ones of its key, if that is asked for.
+    fn carry(&mut self, id: Id) -> Result<(), String> {
+        let record = &self.records[id];
+        if record.carried_by.is_some() {
+            return Err(format!("record {id} is handled after a newer one was in its stead"));
+        }
+        if !self.settings.extras.conflate || record.key == NO_KEY {
+            return Ok(());
+        }
+        let key = record.key;
+        for at in self.epochs[record.epoch].records.clone() {
+            let earlier = &mut self.records[at];
+            if at < id && earlier.key == key && !earlier.finished {
+                if earlier.attempts > 0 && !self.settings.batches {
+                    return Err(format!("record {id} overtakes record {at}, which has failed"));
+                }
+                earlier.carried_by = Some(id);
+            }
+        }
+        Ok(())
+    }
+
+    /// What finished records carry may be finished.
+    fn finish_carried(&mut self) {
+        if !self.settings.extras.conflate {
+            return;
+        }
+        // Newer ones come later.
+        for id in (0..self.records.len()).rev() {
+            if let Some(newer) = self.records[id].carried_by {
+                self.records[id].finished |= self.records[newer].finished;
+            }
+        }
+    }
+
+    /// No more handler calls than the rates let pass. In batches, records that a failure of another
+    /// has brought back are handled more often than they are counted.
+    fn check_rates(&mut self, id: Id) {
+        self.calls += 1;
+        let key = self.records[id].key;
+        let of_key = self.calls_of.entry(key).or_default();
+        *of_key += 1;
+        let extras = &self.settings.extras;
+        let calls =
+            [(extras.rate, self.calls), (extras.key_rate.filter(|_| key != NO_KEY), *of_key)];
+        for (rate, calls) in calls {
+            let Some((per_second, burst)) = rate.filter(|_| !self.settings.batches) else {
+                continue;
+            };
+            let most = f64::from(burst) + f64::from(per_second) * self.now.as_secs_f64();
+            if calls as f64 > most + 0.001 {
+                let wrong = format!("{calls} calls after {:?} at {per_second}/s", self.now);
+                self.wrong.get_or_insert(wrong);
+            }
+        }
+    }
+
+    /// A batch is what was asked for.
+    fn check_batch(&mut self, ids: &[Id]) {
+        let Settings { shards, batch, extras, .. } = self.settings;
+        let key = |id: &Id| match (extras.of, self.records[*id].key) {
+            (BatchOf::Mixed, _) => 0,
+            (_, NO_KEY) => NO_KEY,
+            (BatchOf::Shard, key) => u64::from(shard_of(Self::hash(key), shards)),
+            (BatchOf::Key, key) => key,
+        };
+        let total: usize = ids.iter().map(|id| bytes(*id)).sum();
+        let fits = ids.len() == 1 || extras.bytes.is_none_or(|most| total <= most);
+        let alike = ids.iter().all(|id| key(id) == key(&ids[0]));
+        if ids.is_empty() || ids.len() > batch || !fits || !alike {
+            let keys: Vec<_> = ids.iter().map(key).collect();
+            self.wrong.get_or_insert(format!("a batch of {keys:?}, {total} bytes"));
+        }
     }
 
     /// How an attempt for a record ends.
@@ -289,6 +388,10 @@ impl World {
             }
         }
         while self.executor.take_skipped().is_some() {}
+        let carried = self.records.iter().filter(|r| r.carried_by.is_some() && r.finished).count();
+        if self.executor.counts().conflated > carried as u64 {
+            return Err(format!("{:?}, but {carried} were", self.executor.counts()));
+        }
         self.executor.check_holds()
     }
 
@@ -326,6 +429,8 @@ fn step() {
                 world.now += Duration::from_millis(70);
             }
             world.executor.pass(world.now);
+            let lingers = world.executor.check_gather();
+            world.wrong = world.wrong.take().or(lingers.err());
         }),
         75..95 => with(|world| world.executor.flush()),
         95..97 => with(|world| {
@@ -366,16 +471,32 @@ fn meanwhile() {
 }
 
 fn each(id: &Id, attempt: Attempt) -> Outcome {
-    with(|world| world.begin(*id, Some(attempt)));
+    with(|world| {
+        world.check_rates(*id);
+        world.begin(*id, Some(attempt));
+    });
     meanwhile();
     with(|world| {
         world.end(*id);
-        world.attempt(*id)
+        let outcome = world.attempt(*id);
+        world.finish_carried();
+        outcome
     })
 }
 
 fn batches(batch: &Batch<'_, Id>) -> BatchOutcome {
     let ids: Vec<Id> = batch.iter().copied().collect();
+    let same = (0..=batch.len()).map_while(|index| batch.get(index).copied());
+    assert!(batch.iter().len() == ids.len() && same.eq(ids.iter().copied()));
+    let outcome = handle_batch(&ids);
+    with(|world| {
+        world.check_batch(&ids);
+        world.finish_carried();
+    });
+    outcome
+}
+
+fn handle_batch(ids: &[Id]) -> BatchOutcome {
     // In a batch the records of a key are all begun; the first unfinished one is checked.
     let mut keys = HashSet::new();
     let first_of_key = |id: &&Id| {
@@ -403,7 +524,7 @@ fn batches(batch: &Batch<'_, Id>) -> BatchOutcome {
                     let record = &world.records[*id];
                     record.attempts < record.failures
                 });
-                for id in &ids {
+                for id in ids {
                     let record = &mut world.records[*id];
                     record.attempts += 1;
                     record.finished = !fails;
@@ -417,7 +538,7 @@ fn batches(batch: &Batch<'_, Id>) -> BatchOutcome {
             // Up to the first failure.
             1 => {
                 let mut done = 0;
-                for id in &ids {
+                for id in ids {
                     match world.attempt(*id) {
                         Outcome::Done => done += 1,
                         outcome => return BatchOutcome::Prefix(done, outcome),
@@ -448,7 +569,9 @@ fn hook(id: &Id, letter: &DeadLetter) -> Result<(), String> {
     meanwhile();
     with(|world| {
         world.end(*id);
-        world.hook(*id, letter)
+        let result = world.hook(*id, letter);
+        world.finish_carried();
+        result
     })
 }
 
@@ -463,11 +586,25 @@ fn run(settings: Settings, seed: u64, steps: u32) {
     if settings.hook {
         handler = handler.dead_letter(hook);
     }
-    let builder = Builder::default()
+    let extras = settings.extras;
+    handler = handler.record_bytes(|id: &Id| bytes(*id));
+    let mut builder = Builder::default()
         .workers(settings.workers)
         .shards(settings.shards)
         .batch(settings.batch)
+        .linger(extras.linger)
+        .batch_of(extras.of)
+        .conflate(extras.conflate)
         .retry(retry);
+    if let Some(bytes) = extras.bytes {
+        builder = builder.batch_bytes(bytes);
+    }
+    if let Some((per_second, burst)) = extras.rate {
+        builder = builder.rate(Rate::per_second(per_second).burst(burst));
+    }
+    if let Some((per_second, burst)) = extras.key_rate {
+        builder = builder.key_rate(Rate::per_second(per_second).burst(burst));
+    }
     let (executor, workers) = builder.assemble(waiter.waker(), handler).expect("settings");
     let world = World {
         executor,
@@ -481,6 +618,8 @@ fn run(settings: Settings, seed: u64, steps: u32) {
         depth: 0,
         finishing: false,
         settings,
+        calls: 0,
+        calls_of: HashMap::new(),
         wrong: None,
     };
     WORLD.set(Some(world));
@@ -549,6 +688,7 @@ fn finish(settings: Settings) {
         assert!(!world.executor.common.registry.is_cautious());
         assert!(world.executor.lanes.iter().all(|lane| lane.holds.is_empty() && lane.held == 0));
         assert_eq!(world.executor.slab.len(), 0);
+        world.executor.check_nothing_left();
         let left: HashMap<_, _> =
             world.executor.parked().filter(|key| !key.quarantined).map(|k| (k.hash, k)).collect();
         assert!(left.is_empty(), "{left:?}");
@@ -564,24 +704,53 @@ fn settings() -> impl Strategy<Value = Settings> {
         Just(Exhausted::Quarantine)
     ];
     let failing = prop_oneof![Just(0), Just(5), Just(40), Just(90)];
-    (sizes, any::<bool>(), 1..5_u32, then, any::<bool>(), failing).prop_map(
-        |((workers, shards, batch, capacity), batches, attempts, then, hook, failing)| Settings {
-            workers,
-            shards,
-            batch,
-            batches,
-            capacity,
-            // In batches a record may be behind another's failure, so the model does not count.
-            attempts: if batches { u32::MAX } else { attempts },
-            then,
-            hook: hook || then.needs_hook(),
-            failing,
+    (sizes, any::<bool>(), 1..5_u32, then, any::<bool>(), failing, extras()).prop_map(
+        |((workers, shards, batch, capacity), batches, attempts, then, hook, failing, extras)| {
+            Settings {
+                workers,
+                shards,
+                batch,
+                batches,
+                capacity,
+                // In batches a record may be behind another's failure, so the model does not count.
+                attempts: if batches { u32::MAX } else { attempts },
+                then,
+                hook: hook || then.needs_hook(),
+                failing,
+                extras,
+            }
+        },
+    )
+}
+
+/// Mostly what is the default, and each of the others alone and with others.
+fn extras() -> impl Strategy<Value = Extras> {
+    let linger = prop_oneof![
+        3 => Just(Duration::ZERO),
+        1 => (1..5_000_u64).prop_map(Duration::from_micros)
+    ];
+    let of =
+        prop_oneof![3 => Just(BatchOf::Mixed), 1 => Just(BatchOf::Shard), 2 => Just(BatchOf::Key)];
+    let bytes = prop_oneof![3 => Just(None), 1 => (1..20_usize).prop_map(Some)];
+    let rate = || {
+        let some = (prop_oneof![50..200_u32, 1_000..1_000_000_u32], 1..20_u32).prop_map(Some);
+        prop_oneof![4 => Just(None), 1 => some]
+    };
+    let conflate = prop_oneof![3 => Just(false), 1 => Just(true)];
+    (linger, of, bytes, conflate, rate(), rate()).prop_map(
+        |(linger, of, bytes, conflate, rate, key_rate)| Extras {
+            linger,
+            of,
+            bytes,
+            conflate,
+            rate,
+            key_rate,
         },
     )
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 600, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 1_500, ..ProptestConfig::default() })]
 
     #[test]
     fn the_executor_keeps_its_promises(settings in settings(), seed in any::<u64>(), steps in 1..400_u32) {

@@ -198,9 +198,8 @@ impl<T: Send + 'static> Executor<T> {
     /// the linger of a partial batch, or a record that its rate lets go. The driver should not sleep
     /// longer.
     pub fn next_due(&self) -> Option<Duration> {
-        let rates = self.rates.as_ref();
-        let gate = rates.and_then(|rates| rates.next_due(self.last_pass.unwrap_or_default()));
-        [self.parking.next_due(), self.next_linger(), gate].into_iter().flatten().min()
+        let due = [self.parking.next_due(), self.next_linger(), self.next_at_gate()];
+        due.into_iter().flatten().min()
     }
 
     fn is_halted(&self, entry: &Entry<T>) -> bool {

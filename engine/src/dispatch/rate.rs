@@ -242,12 +242,12 @@ impl<T> Rates<T> {
         self.bucket.left(rate, picos(now)).saturating_sub(line)
     }
 
-    /// The next moment at which something may pass.
-    pub(super) fn next_due(&self, now: Duration) -> Option<Duration> {
+    /// The next moment at which something may pass. What the rates let go already waits for `room`
+    /// in the lanes.
+    fn next_due(&self, now: u128, room: bool) -> Option<Duration> {
         let key = self.due.peek().map(|Reverse((due, _))| *due);
-        // What could go now waits for a worker.
-        let next = self.all.map(|rate| self.bucket.next(rate)).filter(|next| *next > picos(now));
-        let line = next.filter(|_| !self.line.is_empty());
+        let next = self.all.map_or(0, |rate| self.bucket.next(rate)).max(now);
+        let line = (!self.line.is_empty() && (next > now || room)).then_some(next);
         [key, line].into_iter().flatten().min().map(duration)
     }
 
@@ -264,6 +264,12 @@ impl<T> Rates<T> {
 }
 
 impl<T: Send + 'static> Executor<T> {
+    /// When the next record may pass the gate.
+    pub(super) fn next_at_gate(&self) -> Option<Duration> {
+        let now = picos(self.last_pass.unwrap_or_default());
+        self.rates.as_ref()?.next_due(now, self.room_of_lanes() > 0)
+    }
+
     /// As [`offer`](Self::offer), for an epoch that takes nothing in on the straight way: it is
     /// closed, or its records have to pass the gate.
     #[cold]
@@ -302,11 +308,12 @@ impl<T: Send + 'static> Executor<T> {
             rates.queue(hash, entry, now, parked);
             return Ok(());
         }
-        match rates.all {
-            Some(rate) if !rates.line.is_empty() || !rates.bucket.take(rate, now) => {
-                rates.line.push_back(Turn::Record(hash, entry));
-            }
-            _ => self.pass_gate(hash, entry),
+        let goes =
+            rates.line.is_empty() && rates.all.is_none_or(|rate| rates.bucket.take(rate, now));
+        if goes {
+            self.pass_gate(hash, entry);
+        } else {
+            rates.line.push_back(Turn::Record(hash, entry));
         }
         Ok(())
     }
@@ -350,8 +357,7 @@ impl<T: Send + 'static> Executor<T> {
         let now = picos(now);
         let Some(rates) = &mut self.rates else { return };
         rates.forget_full(now);
-        while let (Some(rate), Some(Reverse((due, hash)))) =
-            (rates.each, rates.due.peek().copied())
+        while let (Some(rate), Some(Reverse((due, hash)))) = (rates.each, rates.due.peek().copied())
         {
             if due > now {
                 break;
@@ -371,10 +377,20 @@ impl<T: Send + 'static> Executor<T> {
         }
         while room > 0
             && let Some(rates) = &mut self.rates
-            && !rates.line.is_empty()
-            && rates.all.is_none_or(|rate| rates.bucket.take(rate, now))
-            && let Some(turn) = rates.line.pop_front()
+            && let Some(first) = rates.line.front()
         {
+            // A key whose epoch has halted has no attempt any more.
+            if let Turn::Attempt(key, serial) = first
+                && !self.parking.attempts_next(*key, *serial)
+            {
+                rates.line.pop_front();
+                continue;
+            }
+            let goes = rates.all.is_none_or(|rate| rates.bucket.take(rate, now));
+            if !goes {
+                return;
+            }
+            let Some(turn) = rates.line.pop_front() else { return };
             room -= 1;
             match turn {
                 Turn::Record(hash, entry) => self.pass_gate(hash, entry),

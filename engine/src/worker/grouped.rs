@@ -7,9 +7,7 @@
 //! the reports are collected and sorted, and whether an entry has to be handed back is decided by its
 //! position, not by how far the worker has come.
 
-use super::{
-    BatchOutcome, Desk, Errand, FIRST, Gate, Handler, Outcome, bury, panic_text,
-};
+use super::{BatchOutcome, Desk, Errand, FIRST, Gate, Handler, Outcome, bury, panic_text};
 use crate::batch::Entry;
 use crate::dispatch::{BatchOf, FREE, Hashes, is_free, shard_of};
 use crate::lane::Run;
