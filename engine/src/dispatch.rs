@@ -26,6 +26,8 @@ mod lane;
 mod model;
 mod parking;
 mod rate;
+#[cfg(all(test, not(loom)))]
+mod stepped;
 
 use crate::batch::{Entry, Tag, class_of};
 use crate::epoch::EpochId;
