@@ -2,7 +2,7 @@
 
 use crate::client::{Source, TopicPartition};
 use foldhash::fast::FixedState;
-use plimsoll_engine::{EpochId, Route};
+use plimsoll_engine::{EpochId, OrderBy, Router};
 use std::hash::BuildHasher;
 
 /// One owned partition.
@@ -21,22 +21,7 @@ pub(crate) struct Partition {
     pub(crate) finished: u64,
     /// The last acknowledged offset.
     pub(crate) committed: Option<i64>,
-    hasher: Hasher,
-}
-
-/// Hashes keys into ordering domains of one partition alone.
-#[derive(Debug, Clone)]
-pub(crate) struct Hasher(FixedState);
-
-impl Hasher {
-    /// Where a record goes: a null key has no order, an empty key is a key like any other.
-    #[inline]
-    pub(crate) fn route(&self, key: Option<&[u8]>) -> Route {
-        match key {
-            Some(key) => Route::Ordered(self.0.hash_one(key)),
-            None => Route::Free,
-        }
-    }
+    router: Router,
 }
 
 /// An open epoch.
@@ -58,11 +43,11 @@ impl Partition {
             full: false,
             finished: 0,
             committed: None,
-            hasher: Hasher(FixedState::with_seed(seed)),
+            router: OrderBy::Key.router(seed),
         }
     }
 
-    pub(crate) fn hasher(&self) -> Hasher {
-        self.hasher.clone()
+    pub(crate) fn router(&self) -> Router {
+        self.router.clone()
     }
 }

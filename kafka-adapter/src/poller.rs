@@ -310,10 +310,10 @@ impl<C: Client> Poller<C> {
     fn admit_each(&mut self, index: usize, records: &mut Vec<C::Record>) -> Result<(), Error> {
         let Some(first) = records.first().map(Intake::offset) else { return Ok(()) };
         let planted = self.planted.swap(records);
-        let hasher = self.partitions[index].hasher();
+        let router = self.partitions[index].router();
         let mut routed = records.drain(..).enumerate().map(|(at, record)| {
             let offset = planted.as_ref().map_or_else(|| record.offset(), |offsets| offsets[at]);
-            (offset, hasher.route(record.key()), record)
+            (offset, router.route(record.key()), record)
         });
         loop {
             let partition = &mut self.partitions[index];
@@ -353,7 +353,7 @@ impl<C: Client> Poller<C> {
             }
         }
         let partition = &mut self.partitions[index];
-        let route = partition.hasher().route(rejected.payload.key());
+        let route = partition.router().route(rejected.payload.key());
         let epoch = open(&mut self.executor, partition, offset, self.limits.window)?;
         self.executor.offer(epoch.id, offset, route, rejected.payload).map_err(|rejected| {
             let reason = format!("{name} offset {offset} was not admitted: {}", rejected.refused);
