@@ -50,7 +50,7 @@ use std::time::Duration;
 pub use batching::BatchOf;
 pub(crate) use builder::MOST_BATCH;
 pub use builder::{BuildError, Builder};
-pub(crate) use lane::Hashes;
+pub use lane::Hashes;
 pub use parking::ParkedKey;
 pub use rate::Rate;
 

@@ -47,5 +47,6 @@ pub use worker::{DeadLetter, Handler, Spin};
 /// Not public: the internals that the models in `loom-tests` and the benches drive directly.
 #[doc(hidden)]
 pub mod internals {
+    pub use crate::dispatch::Hashes;
     pub use crate::lane::{LaneRx, LaneTx, Order, Run, lane};
 }

@@ -5,7 +5,7 @@ use super::batching::Partial;
 use super::parking::Hold;
 use crate::batch::Entry;
 use crate::lane::{LaneTx, advance, distance};
-use crate::sync::{Arc, AtomicU64, Ordering};
+use crate::sync::{Arc, Ordered64};
 use crate::worker::Post;
 use std::collections::VecDeque;
 use std::thread::JoinHandle;
@@ -35,26 +35,29 @@ const WORTH_WAKING: Duration = Duration::from_micros(50);
 const MANY: u32 = LANE / 4;
 
 /// Hash of the entry at each position of a lane: the slots themselves may be the worker's. Written by
-/// the dispatcher, as the slots are; a worker reads those of entries that it has claimed.
+/// the dispatcher, as the slots are; a worker reads those of entries that it has claimed. So the flush
+/// and the claim order a hash with its entry, and `done` and the reclaim order it with the next one.
+/// Modelled by `lane_hashes` in `loom-tests`.
 #[derive(Debug)]
-pub(crate) struct Hashes([AtomicU64; LANE as usize]);
+pub struct Hashes<const LENGTH: usize = { LANE as usize }>([Ordered64; LENGTH]);
 
-impl Hashes {
-    fn new() -> Self {
-        Hashes(std::array::from_fn(|_| AtomicU64::new(FREE)))
+impl<const LENGTH: usize> Default for Hashes<LENGTH> {
+    fn default() -> Self {
+        Hashes(std::array::from_fn(|_| Ordered64::new(FREE as i64)))
+    }
+}
+
+impl<const LENGTH: usize> Hashes<LENGTH> {
+    /// The hash of the entry at a position.
+    #[inline(always)]
+    pub fn get(&self, position: u32) -> u64 {
+        self.0[position as usize % LENGTH].get() as u64
     }
 
+    /// Sets it, before the entry is published.
     #[inline(always)]
-    pub(crate) fn get(&self, position: u32) -> u64 {
-        // Relaxed: the worker's claim has acquired the flush that published the entry.
-        self.0[position as usize % LANE as usize].load(Ordering::Relaxed)
-    }
-
-    #[inline(always)]
-    pub(super) fn set(&self, position: u32, hash: u64) {
-        // Relaxed: published with the entry by the Release of its flush; and what stood here was
-        // read before the `done` that the dispatcher has acquired.
-        self.0[position as usize % LANE as usize].store(hash, Ordering::Relaxed);
+    pub fn set(&self, position: u32, hash: u64) {
+        self.0[position as usize % LENGTH].set(hash as i64);
     }
 }
 
@@ -103,7 +106,7 @@ impl<T> Lane<T> {
             tx,
             thread: None,
             post,
-            hashes: Arc::new(Hashes::new()),
+            hashes: Arc::default(),
             partial: Partial::default(),
             handed_back: Vec::new(),
             holds: VecDeque::new(),
