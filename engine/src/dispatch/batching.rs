@@ -197,7 +197,8 @@ impl<T> Lane<T> {
         };
         let mut whole = 0;
         let (mut count, mut bytes) = (self.partial.count.min(unpublished), self.partial.bytes);
-        for step in count..unpublished {
+        let looked_at = count;
+        for step in looked_at..unpublished {
             let Some(Entry { payload, .. }) = self.tx.peek(step) else { break };
             let more = size_of(size, payload);
             if count > 0 && bytes.saturating_add(more) > most_bytes {

@@ -265,6 +265,21 @@ fn what_is_drained_from_lists_does_not_linger() {
     assert!(rig.batches().iter().all(|(at, _)| *at == 1_000));
 }
 
+/// A full batch in front of a worker that does not come to it goes to another one, and at once.
+#[test]
+fn what_is_recalled_does_not_linger_again() {
+    let mut rig = Rig::new(Builder::default().workers(2).batch(2).linger(ms(LINGER)));
+    rig.until(1_000);
+    let busy = rig.workers.remove(0);
+    rig.arrive(1_000, [1, 1, 2]);
+    assert_eq!(rig.executor.lanes[0].tx.pending(), 3, "in front of the busy worker");
+    assert!(rig.batches().is_empty());
+    rig.until(1_001);
+    assert_eq!(rig.batches(), [(1_001, 2), (1_001, 1)]);
+    assert_eq!(rig.watermark(), 3);
+    drop(busy);
+}
+
 /// A record that is tried again is due when it is due.
 #[test]
 fn a_retry_does_not_linger() {
