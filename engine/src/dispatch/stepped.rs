@@ -387,6 +387,25 @@ fn keys_fail_each_for_itself_in_a_run() {
     }
 }
 
+/// Each failure is that of its record, though the batches were not in the order of the lane.
+#[test]
+fn failures_of_a_run_are_told_apart() {
+    let retry = Retry::times(3).first(ms(10));
+    let builder = Builder::default().workers(1).batch(64).batch_of(BatchOf::Key).retry(retry);
+    let mut rig = Rig::with(builder, |batch| {
+        // Records 0, 1, 2 of keys 0, 1, 0: the last halts, the one before it fails.
+        if batch.get(0) == Some(&(1, 1)) {
+            BatchOutcome::All(Outcome::Failed("not yet".to_owned()))
+        } else {
+            BatchOutcome::Prefix(1, Outcome::Halt("no further".to_owned()))
+        }
+    });
+    rig.arrive(0, [0, 1, 0]);
+    let failure = rig.executor.take_failure().unwrap();
+    assert_eq!((failure.offset, &*failure.reason), (2, "no further"));
+    assert_eq!(rig.executor.counts().failed_attempts, 2);
+}
+
 /// One worker, one record in hand, its lane full: everything else waits in lists.
 fn conflating() -> Rig {
     Rig::new(Builder::default().workers(1).batch(1).conflate(true))
