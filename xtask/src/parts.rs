@@ -14,7 +14,7 @@ pub(crate) struct Part {
 }
 
 /// In the order in which they run: what fails fast comes first.
-pub(crate) const PARTS: [Part; 9] = [
+pub(crate) const PARTS: [Part; 10] = [
     Part {
         name: "fmt",
         what: "formatting",
@@ -43,6 +43,12 @@ pub(crate) const PARTS: [Part; 9] = [
         },
     },
     Part { name: "unit", what: "unit, model and doc tests: no broker", needs: BUILD, run: unit },
+    Part {
+        name: "stress",
+        what: "the engine on threads for a minute; PLIMSOLL_STRESS_SECONDS says how long",
+        needs: BUILD,
+        run: stress,
+    },
     Part {
         name: "mock",
         what: "tests against librdkafka's mock cluster, the demo among them",
@@ -95,6 +101,14 @@ fn unit(workspace: &Workspace) -> bool {
     let tests = run_suites(workspace, Kind::Model, &units);
     let docs = workspace.cargo(&["test", "--workspace", "--doc", "--no-fail-fast"]);
     tests && docs
+}
+
+/// The unit part runs it too, for a few seconds.
+fn stress(workspace: &Workspace) -> bool {
+    let test = ["test", "--workspace", "--test", "stress", "--", "--nocapture"];
+    let asked = std::env::var("PLIMSOLL_STRESS_SECONDS");
+    let seconds = asked.unwrap_or_else(|_| "60".to_owned());
+    workspace.cargo_with(&test, &[("PLIMSOLL_STRESS_SECONDS", &seconds)])
 }
 
 fn real(workspace: &Workspace) -> bool {
