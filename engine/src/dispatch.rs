@@ -21,11 +21,14 @@
 mod batching;
 mod builder;
 mod conflate;
+mod drain;
 mod lane;
 #[cfg(all(test, not(loom)))]
 mod model;
 mod parking;
 mod rate;
+mod resize;
+mod stall;
 #[cfg(all(test, not(loom)))]
 mod stepped;
 
@@ -44,15 +47,19 @@ use conflate::Conflation;
 use lane::Lane;
 use parking::Parking;
 use rate::Rates;
+use resize::{Place as Seat, Recipe};
+use stall::Admissions;
 use std::collections::VecDeque;
 use std::time::Duration;
 
 pub use batching::BatchOf;
 pub(crate) use builder::MOST_BATCH;
 pub use builder::{BuildError, Builder};
+pub use drain::{EpochReport, Report};
 pub use lane::Hashes;
 pub use parking::ParkedKey;
 pub use rate::Rate;
+pub use stall::{OldHandler, Overdue, Stall, StallState, WorkerState};
 
 /// Most records one pass takes in.
 const PASS: u32 = 512;
@@ -168,6 +175,7 @@ struct Slot {
     waiting: u32,
     /// Fenced and forgotten; the slot stays until no entry names it.
     closed: bool,
+    admissions: Admissions,
 }
 
 impl Slot {
@@ -181,6 +189,9 @@ impl Slot {
 #[derive(Debug)]
 struct Closing {
     slot: u16,
+    since: Duration,
+    /// Workers of which [`Executor::take_overdue`] has told.
+    told: Vec<usize>,
     /// Ends of all lanes when it was closed; lists are counted in the slot.
     ends: Vec<u32>,
 }
@@ -218,6 +229,10 @@ struct Closing {
 #[derive(Debug)]
 pub struct Executor<T> {
     lanes: Vec<Lane<T>>,
+    recipe: Recipe,
+    /// Lanes whose worker is to go.
+    retiring: usize,
+    stopped: bool,
     current: usize,
     shards: Box<[Shard]>,
     /// Shards with waiting records and nothing in a lane: they may go anywhere.
@@ -239,6 +254,7 @@ pub struct Executor<T> {
     gather: Option<Gather>,
     conflation: Option<Conflation>,
     rates: Option<Box<Rates<T>>>,
+    old_handler: OldHandler,
     least: u32,
     last_pass: Option<Duration>,
 }
@@ -272,8 +288,16 @@ impl<T: Send + 'static> Executor<T> {
         self.common.registry.set(slot, Some(Arc::clone(window.shared())));
         let gated = self.rates.is_some();
         let accepts = if gated { 0 } else { generation };
-        let opened =
-            Slot { generation, accepts, gated, window, watermark, waiting: 0, closed: false };
+        let opened = Slot {
+            generation,
+            accepts,
+            gated,
+            window,
+            watermark,
+            waiting: 0,
+            closed: false,
+            admissions: Admissions::default(),
+        };
         self.epochs[free] = Some(opened);
         Ok(EpochId { slot, generation })
     }
@@ -351,9 +375,11 @@ impl<T: Send + 'static> Executor<T> {
         route: Route,
         payload: T,
     ) -> Result<(), Rejected<T>> {
+        let now = self.last_pass;
         let Some(slot) = self.accepting(id) else {
             return self.offer_at_gate(id, offset, route, payload);
         };
+        Self::note_admission(slot, now);
         let place = match slot.window.admit_place(offset) {
             Ok(place) => place,
             Err(refused) => return Err(Rejected { payload, refused }),
@@ -401,8 +427,10 @@ impl<T: Send + 'static> Executor<T> {
         if slot.accepts != id.generation {
             return (0, records.next());
         }
+        Self::note_admission(slot, self.last_pass);
         let places = slot.window.places(lane.easy.saturating_sub(lane.tx.pending()));
         let (current, shards, hashes) = (self.current as u32, &mut *self.shards, &*lane.hashes);
+        let position = lane.tx.end();
         let mut stream = Stream { writer: lane.tx.writer(places.count), window: &mut slot.window };
         let writer = &mut stream.writer;
         let tag = Tag::new(places.index, id.slot, places.lap);
@@ -430,7 +458,10 @@ impl<T: Send + 'static> Executor<T> {
             debug_assert!(pushed, "it was not full");
             shard.position = writer.end();
         }
-        (stream.writer.written(), first)
+        let written = stream.writer.written();
+        drop(stream);
+        lane.note(id.slot, places.index, position, written);
+        (written, first)
     }
 
     #[inline(always)]
@@ -577,7 +608,7 @@ impl<T: Send + 'static> Executor<T> {
         let (mut idle, mut stuck, mut back) = (false, false, false);
         for lane in &mut self.lanes {
             lane.refresh(elapsed, self.least);
-            idle |= lane.tx.in_flight() == 0;
+            idle |= lane.tx.in_flight() == 0 && lane.place == Seat::Active;
             stuck |= lane.is_stuck();
             back |= !lane.handed_back.is_empty() || lane.held != 0;
         }
@@ -601,6 +632,7 @@ impl<T: Send + 'static> Executor<T> {
         if !self.closing.is_empty() {
             self.free_slots();
         }
+        self.vacate();
         self.flush_more();
     }
 
@@ -620,6 +652,7 @@ impl<T: Send + 'static> Executor<T> {
         lane.close();
         let (end, unpublished) = (lane.tx.end(), lane.tx.unpublished());
         let count = lane.tx.recall(|entry| recalled.push(entry));
+        lane.cut_streaks();
         let (reclaimed, claim) = (lane.tx.reclaimed(), lane.tx.end());
         // Their shards have nothing in the lane any more, ...
         let shards = self.shards.len();
@@ -866,7 +899,8 @@ impl<T: Send + 'static> Executor<T> {
         if let Some(slot) = self.slot_mut(id) {
             slot.closed = true;
         }
-        self.closing.push(Closing { slot: id.slot, ends });
+        let since = self.last_pass.unwrap_or_default();
+        self.closing.push(Closing { slot: id.slot, since, told: Vec::new(), ends });
         Some(progress)
     }
 
@@ -895,6 +929,7 @@ impl<T: Send + 'static> Executor<T> {
     /// Tells the workers to end when their lanes are empty. Halt or close the epochs first if what
     /// is queued must not run any more.
     pub fn stop(&mut self) {
+        self.stopped = true;
         for lane in &mut self.lanes {
             lane.stop();
         }

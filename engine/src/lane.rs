@@ -169,18 +169,30 @@ pub enum Order {
 ///
 /// `None` when the memory cannot be had.
 pub fn lane<E>(length: u32, order: Order) -> Option<(LaneTx<E>, LaneRx<E>)> {
+    lane_from(length, order, 0)
+}
+
+/// As [`lane`], but its first entry is at position `from`, so that positions in a lane that was there
+/// before count as reached.
+pub(crate) fn lane_from<E>(length: u32, order: Order, from: u32) -> Option<(LaneTx<E>, LaneRx<E>)> {
     assert!(length.is_power_of_two() && length <= 1 << 16, "lane length {length}");
     let shared = Arc::new(Shared {
-        word: CachePadded::new(AtomicU64::new(0)),
-        done: CachePadded::new(AtomicU32::new(0)),
+        word: CachePadded::new(AtomicU64::new((u64::from(from) << END_SHIFT) | u64::from(from))),
+        done: CachePadded::new(AtomicU32::new(from)),
         run: CachePadded::new(AtomicU32::new(1)),
-        back: AtomicU32::new(0),
+        back: AtomicU32::new(from),
         stop: AtomicBool::new(false),
-        left_from: AtomicU32::new(0),
-        left_to: AtomicU32::new(0),
+        left_from: AtomicU32::new(from),
+        left_to: AtomicU32::new(from),
         slots: boxed(length, || UnsafeCell::new(MaybeUninit::uninit()))?,
     });
-    let tx = LaneTx { shared: Arc::clone(&shared), reclaimed: 0, staged: 0, published: 0, order };
+    let tx = LaneTx {
+        shared: Arc::clone(&shared),
+        reclaimed: from,
+        staged: from,
+        published: from,
+        order,
+    };
     let rx = LaneRx { shared, order };
     Some((tx, rx))
 }
@@ -235,6 +247,17 @@ impl<E> LaneTx<E> {
     #[inline]
     pub fn end(&self) -> u32 {
         self.staged
+    }
+
+    /// Position up to which the worker has claimed entries.
+    pub fn claimed(&self) -> u32 {
+        // Relaxed: a hint.
+        claim_of(self.shared.word.load(Ordering::Relaxed))
+    }
+
+    /// Whether the worker's half is gone.
+    pub fn is_abandoned(&self) -> bool {
+        Arc::strong_count(&self.shared) == 1
     }
 
     /// Position up to which the worker was done when [`reclaim`](Self::reclaim) last looked.

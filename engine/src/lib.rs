@@ -31,8 +31,8 @@ mod worker;
 
 pub use batch::Batch;
 pub use dispatch::{
-    BatchOf, BuildError, Builder, Counts, Executor, Failure, ParkedKey, Rate, Rejected, Route,
-    Skipped,
+    BatchOf, BuildError, Builder, Counts, EpochReport, Executor, Failure, OldHandler, Overdue,
+    ParkedKey, Rate, Rejected, Report, Route, Skipped, Stall, StallState, WorkerState,
 };
 pub use epoch::EpochId;
 pub use error::{InvalidSetting, Refused};

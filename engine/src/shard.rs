@@ -144,9 +144,8 @@ impl<E> Slab<E> {
     }
 
     /// All waiting records, in no order.
-    #[cfg(all(test, not(loom)))]
-    pub(crate) fn all(&self) -> impl Iterator<Item = &E> {
-        self.nodes.iter().filter_map(|node| node.waiting.as_ref()).map(|waiting| &waiting.entry)
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Waiting<E>> {
+        self.nodes.iter().filter_map(|node| node.waiting.as_ref())
     }
 
     pub(crate) fn pop(&mut self, shard: &mut Shard) -> Option<Waiting<E>> {

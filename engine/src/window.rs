@@ -148,6 +148,52 @@ impl Shared {
         base + sequence as i64
     }
 
+    /// Whether the record in a slot, which is admitted and not passed, has not ended.
+    pub(crate) fn is_unfinished(&self, index: u32) -> bool {
+        let cursor = self.cursor.lock();
+        self.ring.read(&self.place_of(&cursor, index), 1) == (0, Flag::Open)
+    }
+
+    /// As [`offset_of`](Self::offset_of).
+    pub(crate) fn offset_at(&self, index: u32) -> i64 {
+        self.offset_of(&Place { index, lap: NonZeroU8::MIN })
+    }
+
+    /// The place of a slot in the lap it is in for the cursor.
+    fn place_of(&self, cursor: &Cursor, index: u32) -> Place {
+        let mut place = Place { index: cursor.place.index, lap: cursor.place.lap };
+        let capacity = self.ring.capacity();
+        if index < place.index {
+            place.skip(capacity - place.index, capacity);
+        }
+        place.skip(index - place.index, capacity);
+        place
+    }
+
+    /// Where the watermark stands, and what is finished behind it. O(unfinished records).
+    pub(crate) fn standing(&self) -> Standing {
+        let mut cursor = self.cursor.lock();
+        let progress = self.scan(&mut cursor, Publish::Release);
+        let capacity = self.ring.capacity();
+        let mut place = Place { index: cursor.place.index, lap: cursor.place.lap };
+        let mut left = progress.unfinished;
+        let mut finished_behind = 0;
+        while left > 0 {
+            // Bounded by the ring's capacity, which is a `u32`.
+            let (count, _) = self.ring.read(&place, left.min(u64::from(capacity)) as u32);
+            finished_behind += u64::from(count);
+            // And the one that is not done, if it is not the end of the ring that stopped it.
+            let stopped = count == 0 || place.index + count < capacity;
+            let step = u64::from(count) + u64::from(stopped);
+            let step = step.min(left) as u32;
+            place.skip(step, capacity);
+            left -= u64::from(step);
+        }
+        let begun = cursor.sequence;
+        let offset = self.pass_jumps(&mut cursor, begun);
+        Standing { progress, place: cursor.place.index, offset, finished_behind }
+    }
+
     /// Moves the cursor's base over the jumps up to the record before its sequence, which was at
     /// `begun` when this was last done; returns the offset of the record at its sequence.
     fn pass_jumps(&self, cursor: &mut Cursor, begun: u64) -> i64 {
@@ -254,6 +300,17 @@ impl Publish {
             _ => Ordering::Release,
         }
     }
+}
+
+/// A closer look at where a watermark stands.
+#[derive(Debug)]
+pub(crate) struct Standing {
+    pub(crate) progress: Progress,
+    /// Slot in the ring of the record at the watermark.
+    pub(crate) place: u32,
+    /// Its offset.
+    pub(crate) offset: i64,
+    pub(crate) finished_behind: u64,
 }
 
 /// What one scan of the flags found.
@@ -481,6 +538,12 @@ impl Window {
     /// Records admitted since the epoch began.
     pub fn admitted(&self) -> u64 {
         self.admitted
+    }
+
+    /// Records the watermark has passed, as far as this side knows.
+    pub(crate) fn passed(&self) -> u64 {
+        // Relaxed: a hint.
+        self.shared.passed.load(Ordering::Relaxed)
     }
 
     pub(crate) fn shared(&self) -> &Arc<Shared> {

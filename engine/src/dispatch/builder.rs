@@ -2,27 +2,27 @@
 
 use super::batching::{Batching, Gather};
 use super::conflate::Conflation;
-use super::lane::{LANE, Lane};
 use super::parking::Parking;
 use super::rate::Rates;
+use super::resize::Recipe;
+use super::stall::OldHandler;
 use super::{Counts, Executor};
 use crate::batch::Batch;
 use crate::epoch::Registry;
 use crate::error::InvalidSetting;
-use crate::lane::{Order, lane};
 use crate::outcome::{IntoBatchOutcome, IntoOutcome};
 use crate::retry::Retry;
 use crate::ring::boxed;
 use crate::shard::{Shard, Slab};
 use crate::sync::Arc;
 use crate::wake::Waker;
-use crate::worker::{Common, Grouping, Handler, Post, Spin, Worker};
+use crate::worker::{Common, Handler, Spin, Worker};
 use crossbeam_queue::SegQueue;
 use std::collections::VecDeque;
 use std::fmt;
 
 /// Bounds of the settings.
-const MOST_WORKERS: u32 = 4_096;
+pub(super) const MOST_WORKERS: u32 = 4_096;
 const MOST_SHARDS: u32 = 1 << 24;
 pub(crate) const MOST_BATCH: u32 = 4_096;
 
@@ -75,6 +75,7 @@ pub struct Builder {
     name: String,
     retry: Retry,
     pub(super) batching: Batching,
+    old_handler: OldHandler,
 }
 
 impl Default for Builder {
@@ -87,6 +88,7 @@ impl Default for Builder {
             name: "plimsoll".to_owned(),
             retry: Retry::default(),
             batching: Batching::default(),
+            old_handler: OldHandler::default(),
         }
     }
 }
@@ -127,6 +129,13 @@ impl Builder {
     /// [`Retry::never`], after which its epoch halts.
     pub fn retry(mut self, retry: Retry) -> Self {
         self.retry = retry;
+        self
+    }
+
+    /// What is done about handlers that still run when their epoch has been closed; default
+    /// [`OldHandler::Wait`].
+    pub fn old_handler(mut self, policy: OldHandler) -> Self {
+        self.old_handler = policy;
         self
     }
 
@@ -223,24 +232,27 @@ impl Builder {
         let batching = self.batching;
         let gathers = !batching.linger.is_zero() && least > 1;
         let groups = batching.groups() && least > 1;
+        let recipe = Recipe {
+            name: self.name,
+            batch,
+            least,
+            gathers,
+            groups: groups.then(|| (batching.of, batching.bytes.unwrap_or(usize::MAX))),
+            shards: shards as usize,
+        };
         let mut lanes = Vec::with_capacity(workers as usize);
         let mut idle = Vec::with_capacity(workers as usize);
         for _ in 0..workers {
-            let (tx, rx) = lane(LANE, Order::Right).ok_or_else(|| no_memory("workers"))?;
-            let post = Arc::new(Post::default());
-            let (handler, common) = (Arc::clone(&handler), Arc::clone(&common));
-            let mut lane = Lane::new(tx, Arc::clone(&post));
-            lane.partial.batch = if gathers { least } else { 0 };
-            let grouping = groups.then(|| {
-                let bytes = batching.bytes.unwrap_or(usize::MAX);
-                Grouping::new(batching.of, bytes, Arc::clone(&lane.hashes), shards as usize)
-            });
-            idle.push(Worker::new(rx, handler, common, post, batch).group(grouping, gathers));
-            lane.set_limits(least);
+            let made = recipe.make(&handler, &common, 0);
+            let (lane, worker) = made.ok_or_else(|| no_memory("workers"))?;
             lanes.push(lane);
+            idle.push(worker);
         }
         let executor = Executor {
             lanes,
+            recipe,
+            retiring: 0,
+            stopped: false,
             current: 0,
             shards: boxed(shards, Shard::new).ok_or_else(|| no_memory("shards"))?,
             ready: VecDeque::new(),
@@ -259,6 +271,7 @@ impl Builder {
             gather: gathers.then(|| Gather::new(batching.linger, batching.bytes)),
             conflation: batching.conflate.then(Conflation::new),
             rates: Rates::new(batching.rate, batching.key_rate),
+            old_handler: self.old_handler,
             least,
             last_pass: None,
         };
@@ -266,7 +279,11 @@ impl Builder {
     }
 }
 
-fn within(setting: &'static str, value: usize, most: u32) -> Result<u32, InvalidSetting> {
+pub(super) fn within(
+    setting: &'static str,
+    value: usize,
+    most: u32,
+) -> Result<u32, InvalidSetting> {
     match u32::try_from(value) {
         Ok(fits) if (1..=most).contains(&fits) => Ok(fits),
         _ => Err(InvalidSetting::new(setting, format!("{value} is outside 1..={most}"))),

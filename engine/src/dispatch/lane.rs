@@ -3,6 +3,8 @@
 use super::FREE;
 use super::batching::Partial;
 use super::parking::Hold;
+use super::resize::Place;
+use super::stall::Streak;
 use crate::batch::Entry;
 use crate::lane::{LaneTx, advance, distance};
 use crate::sync::{Arc, Ordered64};
@@ -65,7 +67,8 @@ impl<const LENGTH: usize> Hashes<LENGTH> {
 #[derive(Debug)]
 pub(super) struct Lane<T> {
     pub(super) tx: LaneTx<Entry<T>>,
-    /// `None` only before it is started.
+    pub(super) place: Place,
+    /// `None` before it is started and after it has ended.
     pub(super) thread: Option<JoinHandle<()>>,
     pub(super) post: Arc<Post>,
     pub(super) hashes: Arc<Hashes>,
@@ -77,6 +80,8 @@ pub(super) struct Lane<T> {
     pub(super) holds: VecDeque<Hold<T>>,
     /// The classes of `holds`, a bit each.
     pub(super) held: u128,
+    /// Which records lie in it.
+    pub(super) streaks: VecDeque<Streak>,
     /// Shards with waiting records that are tied to this lane.
     pub(super) tied: VecDeque<u32>,
     /// How long it has not moved, ns.
@@ -104,6 +109,7 @@ impl<T> Lane<T> {
     pub(super) fn new(tx: LaneTx<Entry<T>>, post: Arc<Post>) -> Self {
         Lane {
             tx,
+            place: Place::Active,
             thread: None,
             post,
             hashes: Arc::default(),
@@ -111,6 +117,7 @@ impl<T> Lane<T> {
             handed_back: Vec::new(),
             holds: VecDeque::new(),
             held: 0,
+            streaks: VecDeque::new(),
             tied: VecDeque::new(),
             stuck_ns: 0.0,
             owed: false,
@@ -129,6 +136,7 @@ impl<T> Lane<T> {
     #[inline(always)]
     pub(super) fn push(&mut self, hash: u64, entry: Entry<T>) -> u32 {
         self.hashes.set(self.tx.end(), hash);
+        self.note(entry.epoch(), entry.place().index(), self.tx.end(), 1);
         let pushed = self.tx.push(entry).is_ok();
         // The limit is never above the number of slots, and callers look at the room first.
         debug_assert!(pushed, "a lane with room has a free slot");
@@ -166,7 +174,10 @@ impl<T> Lane<T> {
     }
 
     pub(super) fn is_stuck(&self) -> bool {
-        !self.closed && self.tx.in_flight() > 0 && self.stuck_ns > STUCK.as_nanos() as f64
+        self.place == Place::Active
+            && !self.closed
+            && self.tx.in_flight() > 0
+            && self.stuck_ns > STUCK.as_nanos() as f64
     }
 
     pub(super) fn cost_ns(&self) -> f64 {
@@ -196,6 +207,7 @@ impl<T> Lane<T> {
                     handed_back.push((position, hashes.get(position), entry));
                 }
             });
+            self.trim_streaks();
             self.learn(elapsed_ns, before, f64::from(finished));
         } else {
             self.stuck_ns = 0.0;
@@ -243,6 +255,9 @@ impl<T> Lane<T> {
         self.tx.set_run(records(RUN).clamp(1, MOST_RUN));
         if self.partial.batch > 0 {
             self.set_gather_limits();
+        }
+        if self.place != Place::Active {
+            (self.limit, self.easy, self.patience) = (0, 0, 0);
         }
     }
 

@@ -37,9 +37,11 @@ enum State {
 }
 
 #[derive(Debug)]
-struct Parked<T> {
+pub(super) struct Parked<T> {
     state: State,
     record: Option<Entry<T>>,
+    /// When its time comes.
+    due: Duration,
     /// Later records of the key, oldest first.
     later: VecDeque<Entry<T>>,
     /// Failed attempts of the handler for the record, then of the hook.
@@ -56,6 +58,7 @@ impl<T> Parked<T> {
         Parked {
             state: State::Idle,
             record: None,
+            due: Duration::ZERO,
             later: VecDeque::new(),
             attempts: 0,
             hook_attempts: 0,
@@ -63,6 +66,23 @@ impl<T> Parked<T> {
             bury: None,
             quarantined: false,
         }
+    }
+}
+
+impl<T> Parked<T> {
+    /// Which attempt its record waits for or is in.
+    pub(super) fn attempt(&self) -> u32 {
+        self.attempts.saturating_add(1)
+    }
+
+    /// Whether its record goes to the dead-letter hook.
+    pub(super) fn is_buried(&self) -> bool {
+        self.bury.is_some()
+    }
+
+    /// Whether its record is in a list or a lane.
+    pub(super) fn is_sent(&self) -> bool {
+        self.state == State::Sent
     }
 }
 
@@ -116,6 +136,22 @@ impl<T> Parking<T> {
         self.due.push(Reverse((due, serial, key)));
     }
 
+    pub(super) fn of(&self, hash: u64) -> Option<&Parked<T>> {
+        self.keys.get(&hash)
+    }
+
+    /// Parked records with their hashes and times.
+    pub(super) fn records(&self) -> impl Iterator<Item = (u64, &Entry<T>, Duration)> {
+        self.keys.iter().filter_map(|(hash, parked)| {
+            parked.record.as_ref().map(|entry| (*hash, entry, parked.due))
+        })
+    }
+
+    /// Records behind parked ones, with their hashes.
+    pub(super) fn later(&self) -> impl Iterator<Item = (u64, &Entry<T>)> {
+        self.keys.iter().flat_map(|(hash, parked)| parked.later.iter().map(|entry| (*hash, entry)))
+    }
+
     pub(super) fn next_due(&self) -> Option<Duration> {
         self.due.peek().map(|Reverse((due, ..))| *due)
     }
@@ -128,6 +164,17 @@ pub(super) struct Hold<T> {
     until: u32,
     classes: u128,
     back: Vec<(u64, Entry<T>)>,
+}
+
+/// Whether entries of a lane are held.
+pub(super) fn holds_any<T>(lane: &Lane<T>) -> bool {
+    !lane.holds.is_empty()
+}
+
+impl<T> Hold<T> {
+    pub(super) fn entries(&self) -> impl Iterator<Item = (u64, &Entry<T>)> {
+        self.back.iter().map(|(hash, entry)| (*hash, entry))
+    }
 }
 
 impl<T> Lane<T> {
@@ -455,6 +502,7 @@ impl<T: Send + 'static> Executor<T> {
         if let Some(parked) = self.parking.keys.get_mut(&key) {
             parked.state = State::Due(serial);
             parked.record = Some(entry);
+            parked.due = due;
             self.parking.due.push(Reverse((due, serial, key)));
         }
     }
@@ -608,7 +656,13 @@ impl<T: Send + 'static> Executor<T> {
         let parked = self.parking.keys.values();
         let parked = parked.flat_map(|parked| parked.record.iter().chain(&parked.later));
         let mut waiting = vec![0; self.epochs.len()];
-        for entry in self.slab.all().chain(held.map(|(_, entry)| entry)).chain(parked) {
+        for entry in self
+            .slab
+            .all()
+            .map(|waiting| &waiting.entry)
+            .chain(held.map(|(_, entry)| entry))
+            .chain(parked)
+        {
             waiting[usize::from(entry.epoch())] += 1;
         }
         for (slot, waiting) in self.epochs.iter().zip(waiting) {
