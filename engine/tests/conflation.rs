@@ -27,7 +27,7 @@ struct Driver {
 impl Driver {
     fn new(retry: Retry, workers: usize, handler: Handler<Record>) -> Self {
         let waiter = Waiter::new();
-        let builder = Executor::builder().workers(workers).retry(retry).conflate(true);
+        let builder = Executor::builder().workers(workers).shards(4).retry(retry).conflate(true);
         let mut executor = builder.start(waiter.waker(), handler).unwrap();
         let epoch = executor.open(0, 100_000).unwrap();
         Driver { executor, waiter, epoch, next: 0, began: Instant::now() }
@@ -132,6 +132,41 @@ fn what_is_carried_is_finished_only_with_its_newest() {
         let expected = if then == Exhausted::DeadLetter { vec![1_099] } else { Vec::new() };
         assert_eq!(*buried.lock(), expected);
     }
+}
+
+#[test]
+fn of_a_quarantined_key_every_record_goes_to_the_hook() {
+    let (held, buried) = (Arc::new(AtomicBool::new(true)), Arc::new(Mutex::new(Vec::new())));
+    let handler = Handler::each({
+        let held = Arc::clone(&held);
+        move |record: &Record| {
+            if record.0 == 1 {
+                return Outcome::Failed("poison".to_owned());
+            }
+            while held.load(Ordering::Acquire) {
+                std::thread::sleep(Duration::from_micros(100));
+            }
+            Outcome::Done
+        }
+    });
+    let handler = handler.dead_letter({
+        let buried = Arc::clone(&buried);
+        move |record: &Record, _: &DeadLetter| {
+            buried.lock().push(record.1);
+            Ok::<(), String>(())
+        }
+    });
+    let mut driver = Driver::new(Retry::never().then(Exhausted::Quarantine), 1, handler);
+    driver.offer([1]);
+    driver.until("the quarantine", |executor, _| executor.counts().dead_lettered == 1);
+    driver.offer([9; 1_000]);
+    // Its shard waits, so they do, too.
+    driver.offer((0..200).map(|number| if number % 2 == 0 { 9 } else { 1 }));
+    held.store(false, Ordering::Release);
+    driver.until_all_finished();
+    let expected: Vec<i64> = [0].into_iter().chain((0..100).map(|n| 1_002 + 2 * n)).collect();
+    assert_eq!(*buried.lock(), expected);
+    assert!(driver.executor.counts().conflated > 0, "of the other key");
 }
 
 /// A halt at the newest leaves everything it carries unfinished.

@@ -72,9 +72,13 @@ impl<T: Send + 'static> Executor<T> {
             push(&mut self.slab, shard, hash, entry, front);
             return;
         };
+        // Nothing is lost of a quarantined key.
+        let quarantined = self.parking.is_quarantined(hash);
+        // The last one of the key in the list, so that what takes its place stays in order.
         let node = conflation.newest.get(&hash).copied();
         if let Some(there) = node.and_then(|node| self.slab.entry_mut(node))
             && there.epoch() == entry.epoch()
+            && !quarantined
         {
             let slot = &mut self.epochs[usize::from(entry.epoch())];
             if let Some(slot) = slot {

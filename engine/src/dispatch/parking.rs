@@ -125,6 +125,10 @@ impl<T> Parking<T> {
         self.keys.get(&key).is_some_and(|parked| !parked.quarantined)
     }
 
+    pub(super) fn is_quarantined(&self, key: u64) -> bool {
+        self.keys.get(&key).is_some_and(|parked| parked.quarantined)
+    }
+
     /// Whether what is due for a key at a time is an attempt of the handler.
     pub(super) fn attempts_next(&self, key: u64, serial: u64) -> bool {
         let parked = self.keys.get(&key);
