@@ -14,29 +14,37 @@
 //! time. A failed record is tried again as its [`Retry`] policy says, while other keys go on.
 
 mod batch;
+mod budget;
 mod dispatch;
 mod epoch;
 mod error;
 mod lane;
+mod limits;
 mod outcome;
 mod retry;
 mod ring;
 mod shard;
+mod snapshot;
 mod sync;
 mod ticket;
+mod tickets;
 mod wake;
 mod window;
 mod worker;
 
 pub use batch::Batch;
+pub use budget::Budget;
 pub use dispatch::{
     BuildError, Builder, Counts, Executor, Failure, ParkedKey, Rejected, Route, Skipped,
 };
 pub use epoch::EpochId;
 pub use error::{InvalidSetting, Refused};
+pub use limits::Limits;
 pub use outcome::{BatchOutcome, IntoBatchOutcome, IntoOutcome, Outcome};
 pub use retry::{Attempt, Exhausted, Retry};
+pub use snapshot::Snapshot;
 pub use ticket::Ticket;
+pub use tickets::Tickets;
 pub use wake::{Waiter, Waker};
 pub use window::{Progress, Watermark, Window};
 pub use worker::{DeadLetter, Handler, Spin};
