@@ -52,6 +52,22 @@ struct Pool {
     used: CachePadded<AtomicU64>,
     /// Windows that may hold some.
     windows: AtomicU64,
+    #[cfg(loom)]
+    flaw: Flaw,
+}
+
+/// What is wrong with a budget, or with the windows that share it: for the models that must fail.
+#[cfg(loom)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Flaw {
+    /// Nothing.
+    None,
+    /// Whether bytes are free is found out in one step, and they are taken in another.
+    TwoSteps,
+    /// Notes are counted with `Relaxed`.
+    MuteNotes,
+    /// A window counts bytes as given back before the budget has them.
+    EarlyRoom,
 }
 
 impl Budget {
@@ -63,8 +79,25 @@ impl Budget {
         if bytes == 0 {
             return Err(InvalidSetting::new("budget", "must be at least 1 byte"));
         }
+        Ok(Budget(Arc::new(Pool {
+            total: bytes,
+            used: CachePadded::new(AtomicU64::new(0)),
+            windows: AtomicU64::new(0),
+            #[cfg(loom)]
+            flaw: Flaw::None,
+        })))
+    }
+
+    /// With a flaw, for the models that must fail.
+    #[cfg(loom)]
+    pub fn flawed(bytes: u64, flaw: Flaw) -> Self {
         let (used, windows) = (CachePadded::new(AtomicU64::new(0)), AtomicU64::new(0));
-        Ok(Budget(Arc::new(Pool { total: bytes, used, windows })))
+        Budget(Arc::new(Pool { total: bytes, used, windows, flaw }))
+    }
+
+    #[cfg(loom)]
+    pub(crate) fn has(&self, flaw: Flaw) -> bool {
+        self.0.flaw == flaw
     }
 
     /// Its size, bytes.
@@ -107,6 +140,10 @@ impl Budget {
             self.0.used.fetch_add(bytes, Ordering::Relaxed);
             return true;
         }
+        #[cfg(loom)]
+        if self.has(Flaw::TwoSteps) {
+            return self.take_in_two_steps(bytes);
+        }
         let others = share * self.windows().saturating_sub(1);
         let bound = self.0.total.saturating_sub(others);
         let fits = |used: u64| used.checked_add(bytes).filter(|sum| *sum <= bound);
@@ -121,7 +158,7 @@ impl Budget {
 
     /// [`take`](Self::take) by the third rule in two steps, for the model that must fail.
     #[cfg(loom)]
-    pub(crate) fn take_in_two_steps(&self, bytes: u64) -> bool {
+    fn take_in_two_steps(&self, bytes: u64) -> bool {
         let others = self.share() * self.windows().saturating_sub(1);
         let fits = self.used() + bytes <= self.0.total - others;
         if fits {

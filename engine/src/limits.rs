@@ -7,6 +7,8 @@
 //! empty window holds none.
 
 use crate::budget::Budget;
+#[cfg(loom)]
+use crate::budget::Flaw;
 use crate::error::{InvalidSetting, Refused};
 use crate::ring::boxed;
 use crate::sync::{AtomicU64, Ordered64, Ordering};
@@ -180,9 +182,17 @@ impl Meter {
             sum.set(taken.sum as i64);
             taken.noted_sum = taken.sum;
             taken.noted += 1;
-            // Release: pairs with the Acquire in `settle`; the note is written.
-            self.noted.store(taken.noted, Ordering::Release);
+            self.noted.store(taken.noted, self.noting());
         }
+    }
+
+    fn noting(&self) -> Ordering {
+        #[cfg(loom)]
+        if self.budget.as_ref().is_some_and(|budget| budget.has(Flaw::MuteNotes)) {
+            return Ordering::Relaxed;
+        }
+        // Release: pairs with the Acquire in `settle`; the note is written.
+        Ordering::Release
     }
 
     fn at(&self, note: u64) -> &(Ordered64, Ordered64) {
@@ -220,6 +230,10 @@ impl Meter {
 
     fn give(&self, settled: &mut Settled, sum: u64) {
         if sum > settled.given {
+            #[cfg(loom)]
+            if self.budget.as_ref().is_some_and(|budget| budget.has(Flaw::EarlyRoom)) {
+                self.given.store(sum, Ordering::Release);
+            }
             if let Some(budget) = &self.budget {
                 budget.give(sum - settled.given);
             }

@@ -73,7 +73,7 @@ fn bytes_come_back_in_parts_and_wholly_when_the_window_is_empty() {
             Err(refused) => panic!("{refused}"),
         }
         if round % 1_000 > 900 {
-            for (ticket, size) in held.drain(..held.len().min(20)) {
+            for (ticket, size) in held.drain(..held.len().min(9)) {
                 ticket.finish();
                 bytes -= size;
             }
