@@ -135,7 +135,8 @@ mod tests {
 
     #[test]
     fn ranges_are_sorted_clipped_and_joined() {
-        let ranges = [8..9, 20..i64::MAX, 0..3, 9..12, 5..5, 7..2, 4..6, 21..30];
+        let backwards = Range { start: 7, end: 2 };
+        let ranges = [8..9, 20..i64::MAX, 0..3, 9..12, 5..5, backwards, 4..6, 21..30];
         assert_eq!(normalised(&ranges, 2), [2..3, 4..6, 8..12, 20..i64::MAX]);
         assert_eq!(normalised(&ranges, 9), [9..12, 20..i64::MAX]);
     }

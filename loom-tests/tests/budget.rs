@@ -64,10 +64,10 @@ fn a_scan_beside(flaw: Flaw) -> (bool, u64) {
     let second = window.admit_sized(1, 2);
     assert!(budget.used() <= 4, "more is in use than there is");
     let taken = second.is_ok();
-    if taken {
+    if let Ok(second) = second {
         window.admit_sized(2, 2).unwrap().finish();
+        second.finish();
     }
-    drop(second.map(Ticket::finish));
     drop(window);
     let seen = reader.join().unwrap();
     assert_eq!((budget.used(), budget.windows()), (0, 0), "what a window held is free");
