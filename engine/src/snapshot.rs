@@ -11,7 +11,8 @@ use std::ops::Range;
 /// - Every offset in [`done`](Self::done) is that of a finished record, with its effects visible; none
 ///   is below [`watermark`](Self::watermark). So no record is counted twice, and none that was below
 ///   the watermark is missing.
-/// - A record that is finished while the snapshot is taken may be in it or not.
+/// - The record that holds the watermark is not listed, even if it is finished a moment later.
+/// - Any other record that is finished while the snapshot is taken may be in it or not.
 ///
 /// ```
 /// use plimsoll_engine::{Snapshot, Window};

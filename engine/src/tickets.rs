@@ -54,9 +54,13 @@ impl Tickets {
     }
 
     /// How many were admitted together: bits from this one on stand for nothing.
-    #[expect(clippy::len_without_is_empty, reason = "a batch has at least one record")]
     pub fn len(&self) -> usize {
         self.len as usize
+    }
+
+    /// Whether none were: no offsets were given.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
     }
 
     /// Those that are neither finished nor split off.

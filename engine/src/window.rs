@@ -299,8 +299,14 @@ impl Shared {
                 }
                 until = until.min(at);
             }
-            // At most the capacity, a `u32`.
-            let (done, count) = self.ring.run(&place, (until - sequence) as u32);
+            let (done, count) = if sequence == cursor.sequence {
+                // The scan has found it unfinished, and so the watermark stands there. It may be done
+                // by now, but not in this snapshot.
+                (false, 1)
+            } else {
+                // At most the capacity, a `u32`.
+                self.ring.run(&place, (until - sequence) as u32)
+            };
             if done {
                 let offset = base_here + sequence as i64;
                 merge.push(offset..offset + i64::from(count));
@@ -531,8 +537,7 @@ impl Window {
     /// [`Tickets::len`] says how many were admitted.
     ///
     /// # Errors
-    /// The reason why the first one was refused; nothing has changed. [`Refused::Full`] when `offsets`
-    /// is empty.
+    /// The reason why the first one was refused.
     pub fn admit_batch(&mut self, offsets: &[i64]) -> Result<Tickets, Refused> {
         self.admit_several(offsets.iter().map(|offset| (*offset, 0)))
     }
@@ -564,9 +569,12 @@ impl Window {
                 }
             }
         }
-        match first {
-            Some(place) => Ok(Tickets::new(Arc::clone(&self.shared), place, len)),
-            None => Err(refused.unwrap_or(Refused::Full { capacity: self.capacity() })),
+        match (first, refused) {
+            (None, Some(refused)) => Err(refused),
+            (first, _) => {
+                let place = first.unwrap_or_else(|| self.next.copy());
+                Ok(Tickets::new(Arc::clone(&self.shared), place, len))
+            }
         }
     }
 

@@ -26,6 +26,22 @@ fn b53_limits_are_checked_when_a_window_is_opened() {
 }
 
 #[test]
+fn a_batch_may_be_empty_cut_short_or_refused() {
+    let mut window = Window::open(0, 3).unwrap();
+    assert!(window.admit_batch(&[]).unwrap().is_empty());
+    let tickets = window.admit_batch(&[0, 1, 2, 3]).unwrap();
+    assert_eq!((tickets.len(), tickets.open()), (3, 0b111));
+    assert_eq!(window.admit_batch(&[3]).unwrap_err(), Refused::Full { capacity: 3 });
+    tickets.finish_all();
+    let mut window = Window::open(0, 100).unwrap();
+    let offsets: Vec<_> = (0..70).collect();
+    let tickets = window.admit_batch(&offsets).unwrap();
+    assert_eq!((tickets.len(), tickets.open()), (64, u64::MAX));
+    drop(tickets);
+    assert_eq!(window.watermark().advance().failed, Some(0));
+}
+
+#[test]
 fn a_record_above_a_limit_is_admitted_alone() {
     let mut window = Window::open_with(0, &Limits::new(8).bytes(100).span(10)).unwrap();
     let watermark = window.watermark();

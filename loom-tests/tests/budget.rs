@@ -82,7 +82,7 @@ fn two_windows_ask_for_the_last_bytes() {
 
 #[test]
 fn a_window_takes_and_ends_beside_a_scan() {
-    let seen = explore(Bound::Exhaustive, || a_scan_beside(Flaw::None));
+    let seen = explore(Bound::Preemptions(3), || a_scan_beside(Flaw::None));
     assert!(seen.contains(&(true, 0)) && seen.contains(&(false, 3)), "{seen:?}");
 }
 
@@ -95,11 +95,11 @@ fn twin_a_look_and_a_take_apart() {
 #[test]
 #[should_panic(expected = "Causality violation")]
 fn twin_a_note_that_is_not_published() {
-    explore(Bound::Exhaustive, || a_scan_beside(Flaw::MuteNotes));
+    explore(Bound::Preemptions(3), || a_scan_beside(Flaw::MuteNotes));
 }
 
 #[test]
 #[should_panic(expected = "more is in use than there is")]
 fn twin_room_that_is_told_too_early() {
-    explore(Bound::Exhaustive, || a_scan_beside(Flaw::EarlyRoom));
+    explore(Bound::Preemptions(3), || a_scan_beside(Flaw::EarlyRoom));
 }
