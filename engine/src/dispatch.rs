@@ -23,6 +23,7 @@ mod builder;
 mod conflate;
 mod drain;
 mod lane;
+mod limited;
 #[cfg(all(test, not(loom)))]
 mod model;
 mod parking;
@@ -273,7 +274,10 @@ impl<T: Send + 'static> Executor<T> {
     /// # Errors
     /// As [`Window::open`]; and when 65,536 epochs are open or being closed.
     pub fn open(&mut self, start: i64, capacity: u32) -> Result<EpochId, InvalidSetting> {
-        let window = Window::open(start, capacity)?;
+        self.adopt(Window::open(start, capacity)?)
+    }
+
+    fn adopt(&mut self, window: Window) -> Result<EpochId, InvalidSetting> {
         let watermark = window.watermark();
         // Never 0.
         self.generation = self.generation.wrapping_add(1).max(1);
@@ -375,17 +379,7 @@ impl<T: Send + 'static> Executor<T> {
         route: Route,
         payload: T,
     ) -> Result<(), Rejected<T>> {
-        let now = self.last_pass;
-        let Some(slot) = self.accepting(id) else {
-            return self.offer_at_gate(id, offset, route, payload);
-        };
-        Self::note_admission(slot, now);
-        let place = match slot.window.admit_place(offset) {
-            Ok(place) => place,
-            Err(refused) => return Err(Rejected { payload, refused }),
-        };
-        self.send(route, id.slot, &place, payload);
-        Ok(())
+        self.offer_sized(id, offset, 0, route, payload)
     }
 
     /// Admits records of one epoch in offset order, as many as `records` yields; otherwise as
@@ -898,6 +892,7 @@ impl<T: Send + 'static> Executor<T> {
         let ends = self.lanes.iter().map(|lane| lane.tx.end()).collect();
         if let Some(slot) = self.slot_mut(id) {
             slot.closed = true;
+            slot.window.release();
         }
         let since = self.last_pass.unwrap_or_default();
         self.closing.push(Closing { slot: id.slot, since, told: Vec::new(), ends });

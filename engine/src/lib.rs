@@ -14,32 +14,40 @@
 //! time. A failed record is tried again as its [`Retry`] policy says, while other keys go on.
 
 mod batch;
+mod budget;
 mod dispatch;
 mod epoch;
 mod error;
 mod lane;
+mod limits;
 mod order;
 mod outcome;
 mod retry;
 mod ring;
 mod shard;
+mod snapshot;
 mod sync;
 mod ticket;
+mod tickets;
 mod wake;
 mod window;
 mod worker;
 
 pub use batch::Batch;
+pub use budget::Budget;
 pub use dispatch::{
     BatchOf, BuildError, Builder, Counts, EpochReport, Executor, Failure, OldHandler, Overdue,
     ParkedKey, Rate, Rejected, Report, Route, Skipped, Stall, StallState, WorkerState,
 };
 pub use epoch::EpochId;
 pub use error::{InvalidSetting, Refused};
+pub use limits::Limits;
 pub use order::{OrderBy, Router};
 pub use outcome::{BatchOutcome, IntoBatchOutcome, IntoOutcome, Outcome};
 pub use retry::{Attempt, Exhausted, Retry};
+pub use snapshot::Snapshot;
 pub use ticket::Ticket;
+pub use tickets::Tickets;
 pub use wake::{Waiter, Waker};
 pub use window::{Progress, Watermark, Window};
 pub use worker::{DeadLetter, Handler, Spin};
@@ -47,6 +55,8 @@ pub use worker::{DeadLetter, Handler, Spin};
 /// Not public: the internals that the models in `loom-tests` and the benches drive directly.
 #[doc(hidden)]
 pub mod internals {
+    #[cfg(loom)]
+    pub use crate::budget::Flaw;
     pub use crate::dispatch::Hashes;
     pub use crate::lane::{LaneRx, LaneTx, Order, Run, lane};
 }

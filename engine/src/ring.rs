@@ -46,6 +46,24 @@ impl Place {
         }
     }
 
+    /// The same place once more, for those who share a run of places and mark different ones.
+    pub(crate) fn copy(&self) -> Place {
+        Place { index: self.index, lap: self.lap }
+    }
+
+    /// The place `count` further on, at most a lap away.
+    pub(crate) fn plus(&self, count: u32, capacity: u32) -> Place {
+        let mut place = self.copy();
+        let to_wrap = capacity - place.index;
+        if count < to_wrap {
+            place.index += count;
+        } else {
+            place.skip(to_wrap, capacity);
+            place.index = count - to_wrap;
+        }
+        place
+    }
+
     /// Returns this place and moves on to the following one in a ring of `capacity` slots.
     #[inline(always)]
     pub(crate) fn step(&mut self, capacity: u32) -> Place {
@@ -138,6 +156,22 @@ impl Ring {
         let failed = stamps[count].load(Ordering::Acquire) == done | FAILED;
         // Below `most`, which is a `u32`.
         (count as u32, if failed { Flag::Failed } else { Flag::Open })
+    }
+}
+
+impl Ring {
+    /// Whether the record at `place` is done, and how many records from there on are like it, at most
+    /// `most` (not 0) and not around the end of the ring.
+    pub(crate) fn run(&self, place: &Place, most: u32) -> (bool, u32) {
+        let done = place.done();
+        let most = most.min(self.capacity() - place.index);
+        // Acquire: pairs with the Release of `mark`, as in `read`.
+        let mut flags = self.stamps[place.index as usize..][..most as usize]
+            .iter()
+            .map(|stamp| stamp.load(Ordering::Acquire) == done);
+        let first = flags.next().unwrap_or(false);
+        // Below `most`, which is a `u32`.
+        (first, 1 + flags.take_while(|flag| *flag == first).count() as u32)
     }
 }
 

@@ -6,11 +6,16 @@
 //! gap of any size costs one note, and a record without a gap before it costs no store at all.
 
 use crate::error::{InvalidSetting, Refused};
+use crate::limits::{Limits, Meter, Settled, Taken};
 use crate::ring::{Flag, Mark, Place, Ring, boxed};
+use crate::snapshot::{Merge, Snapshot, drop_below, normalised};
 use crate::sync::{Arc, AtomicBool, AtomicI64, AtomicU32, AtomicU64, Mutex, Ordered64, Ordering};
 use crate::ticket::Ticket;
+use crate::tickets::Tickets;
 use crossbeam_utils::CachePadded;
+use std::collections::VecDeque;
 use std::num::NonZeroU8;
+use std::ops::Range;
 
 /// The last offset a record may have: the watermark after it must still be an `i64`.
 pub(crate) const LAST_OFFSET: i64 = i64::MAX - 1;
@@ -24,6 +29,18 @@ struct Cursor {
     base: i64,
     /// Jumps passed.
     jumps: u64,
+    /// Where the watermark goes when it has passed all records below a sequence.
+    target: Option<Target>,
+    /// What was finished before the epoch, as far as the watermark has not passed it.
+    restored: VecDeque<Range<i64>>,
+    settled: Settled,
+}
+
+/// The source's next offset after the records below `sequence`.
+#[derive(Debug, Clone, Copy)]
+struct Target {
+    sequence: u64,
+    next: i64,
 }
 
 /// The records whose offset is not the one after the record before: rings as long as that of the
@@ -84,6 +101,8 @@ pub(crate) struct Shared {
     watermark: AtomicI64,
     /// Taken once per scan, never per record.
     cursor: Mutex<Cursor>,
+    /// Only if bytes are limited.
+    meter: Option<Meter>,
     /// The executor's: records that have not been started must not start any more.
     halted: AtomicBool,
 }
@@ -102,6 +121,10 @@ impl Shared {
     #[cfg(loom)]
     pub(crate) fn fail_weakly(&self, place: &Place) {
         self.ring.mark_failed_weakly(place);
+    }
+
+    pub(crate) fn capacity(&self) -> u32 {
+        self.ring.capacity()
     }
 
     #[inline(always)]
@@ -254,6 +277,12 @@ impl Shared {
             // read for the last time, so they may be used again.
             self.passed.store(cursor.sequence, publish.ordering());
         }
+        if cursor.target.is_some() {
+            self.reach(cursor);
+        }
+        if let Some(meter) = &self.meter {
+            meter.settle(&mut cursor.settled, cursor.sequence, &self.admitted);
+        }
         Progress {
             // Relaxed: written under the lock we hold.
             watermark: self.watermark.load(Ordering::Relaxed),
@@ -262,6 +291,76 @@ impl Shared {
             unfinished: admitted - cursor.sequence,
             failed,
         }
+    }
+}
+
+impl Shared {
+    /// Moves the watermark to its target, if all records below that are passed.
+    fn reach(&self, cursor: &mut Cursor) {
+        let Some(target) = cursor.target.take_if(|target| target.sequence <= cursor.sequence)
+        else {
+            return;
+        };
+        // Otherwise a record above it was passed already. The next record notes a jump in any case,
+        // see `Window::pinned`, so the base stays.
+        if target.sequence == cursor.sequence {
+            // Release: pairs with `watermark`, as in `scan`.
+            self.watermark.store(target.next, Ordering::Release);
+        }
+    }
+
+    /// Moves the watermark on to `next` when all records below `sequence` are passed: perhaps at once.
+    fn aim(&self, sequence: u64, next: i64) {
+        let mut cursor = self.cursor.lock();
+        cursor.target = Some(Target { sequence, next });
+        self.reach(&mut cursor);
+    }
+
+    fn snapshot(&self, into: &mut Snapshot) -> Progress {
+        let mut cursor = self.cursor.lock();
+        let progress = self.scan(&mut cursor, Publish::Release);
+        into.begin(progress.watermark);
+        self.list(&mut cursor, progress, into);
+        progress
+    }
+
+    /// Lists what is done above the watermark, after a scan.
+    fn list(&self, cursor: &mut Cursor, progress: Progress, into: &mut Snapshot) {
+        drop_below(&mut cursor.restored, progress.watermark);
+        let mut merge = Merge::new(into, cursor.restored.iter().cloned());
+        let admitted = cursor.sequence + progress.unfinished;
+        // Acquire: as in `pass_jumps`.
+        let jumped = self.jumped.load(Ordering::Acquire);
+        let capacity = self.ring.capacity();
+        let (mut place, mut sequence) = (cursor.place.copy(), cursor.sequence);
+        let (mut base_here, mut jumps) = (cursor.base, cursor.jumps);
+        while sequence < admitted {
+            let mut until = admitted;
+            if jumps < jumped {
+                let (at, offset) = self.jumps.get(jumps, cursor.sequence);
+                if at == sequence {
+                    base_here = base(offset, at);
+                    jumps += 1;
+                    continue;
+                }
+                until = until.min(at);
+            }
+            let (done, count) = if sequence == cursor.sequence {
+                // The scan has found it unfinished, and so the watermark stands there. It may be done
+                // by now, but not in this snapshot.
+                (false, 1)
+            } else {
+                // At most the capacity, a `u32`.
+                self.ring.run(&place, (until - sequence) as u32)
+            };
+            if done {
+                let offset = base_here + sequence as i64;
+                merge.push(offset..offset + i64::from(count));
+            }
+            place.skip(count, capacity);
+            sequence += u64::from(count);
+        }
+        merge.end();
     }
 }
 
@@ -366,6 +465,20 @@ pub struct Window {
     last: i64,
     jumped: u64,
     start: i64,
+    /// Only if each record has to be looked at.
+    gate: Option<Box<Gate>>,
+    /// The last move that admitted nothing: how many records were admitted then, and the last one's
+    /// offset.
+    moved: Option<(u64, i64)>,
+}
+
+/// What each record has to pass, beside the capacity.
+#[derive(Debug)]
+struct Gate {
+    span: Option<u64>,
+    taken: Taken,
+    /// Offsets finished before the epoch, of which none was offered yet.
+    restored: VecDeque<Range<i64>>,
 }
 
 impl Window {
@@ -375,16 +488,52 @@ impl Window {
     /// [`InvalidSetting`] when `capacity` is 0, when its memory (13 bytes a slot) cannot be had, or
     /// when `start` is not in `0..=i64::MAX - 1`.
     pub fn open(start: i64, capacity: u32) -> Result<Self, InvalidSetting> {
+        Self::open_with(start, &Limits::new(capacity))
+    }
+
+    /// As [`open`](Self::open), with limits on bytes and offsets, too.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open), and when another limit is 0.
+    pub fn open_with(start: i64, limits: &Limits) -> Result<Self, InvalidSetting> {
+        Self::restore(start, limits, &[])
+    }
+
+    /// As [`open_with`](Self::open_with), for an epoch of which an earlier life has finished some
+    /// records above the start: `done`, in any order, as a [`Snapshot`] has listed them.
+    ///
+    /// When such an offset is offered it is refused as [`Refused::Done`], takes no place and no bytes,
+    /// and counts as finished. Those that are never offered, because they do not exist any more, are
+    /// not waited for. All of them are in the epoch's own snapshots until the watermark has passed
+    /// them. What lies below the start is ignored.
+    ///
+    /// # Errors
+    /// As [`open_with`](Self::open_with).
+    ///
+    /// ```
+    /// use plimsoll_engine::{Limits, Refused, Window};
+    ///
+    /// let mut window = Window::restore(5, &Limits::new(16), &[6..8])?;
+    /// window.admit(5).unwrap().finish();
+    /// assert_eq!(window.admit(6).unwrap_err(), Refused::Done { offset: 6 });
+    /// assert_eq!(window.watermark().advance().watermark, 7);
+    /// # Ok::<(), plimsoll_engine::InvalidSetting>(())
+    /// ```
+    pub fn restore(
+        start: i64,
+        limits: &Limits,
+        done: &[Range<i64>],
+    ) -> Result<Self, InvalidSetting> {
+        limits.check()?;
+        let capacity = limits.records;
         if !(0..=LAST_OFFSET).contains(&start) {
             let reason = format!("{start} is outside 0..={LAST_OFFSET}");
             return Err(InvalidSetting::new("start", reason));
         }
-        if capacity == 0 {
-            return Err(InvalidSetting::new("window", "must hold at least 1 record"));
-        }
         let no_memory = || {
             InvalidSetting::new("window", format!("no memory for a window of {capacity} records"))
         };
+        let restored = VecDeque::from(normalised(done, start));
         let shared = Shared {
             ring: Ring::new(capacity).ok_or_else(no_memory)?,
             jumps: Jumps::new(capacity).ok_or_else(no_memory)?,
@@ -397,14 +546,24 @@ impl Window {
                 sequence: 0,
                 base: base(start, 0),
                 jumps: 0,
+                target: None,
+                restored: restored.clone(),
+                settled: Settled::default(),
             }),
+            // The last that can fail: from here on it must be ended, see `release`.
+            meter: Meter::new(limits).map_err(|()| no_memory())?,
             halted: AtomicBool::new(false),
         };
+        let gated = limits.span.is_some() || shared.meter.is_some() || !restored.is_empty();
+        let gate =
+            gated.then(|| Box::new(Gate { span: limits.span, taken: Taken::default(), restored }));
         Ok(Window {
+            full_at: if gated { 0 } else { u64::from(capacity) },
+            gate,
+            moved: None,
             shared: Arc::new(shared),
             next: Place::first(),
             admitted: 0,
-            full_at: u64::from(capacity),
             last: start - 1,
             jumped: 0,
             start,
@@ -420,27 +579,225 @@ impl Window {
         Ok(Ticket::new(Arc::clone(&self.shared), place, offset))
     }
 
+    /// As [`admit`](Self::admit), for a window whose bytes are limited; `bytes` are held until the
+    /// watermark has passed the record. Without such a limit they do not matter.
+    ///
+    /// # Errors
+    /// As [`admit`](Self::admit).
+    pub fn admit_sized(&mut self, offset: i64, bytes: u32) -> Result<Ticket, Refused> {
+        let place = self.admit_place_sized(offset, bytes)?;
+        Ok(Ticket::new(Arc::clone(&self.shared), place, offset))
+    }
+
+    /// Admits records together, the first [`Tickets::MOST`] of `offsets` at most, and hands out one
+    /// object for all of them. Gaps are allowed. Ends at the first record that is refused:
+    /// [`Tickets::len`] says how many were admitted.
+    ///
+    /// # Errors
+    /// The reason why the first one was refused.
+    pub fn admit_batch(&mut self, offsets: &[i64]) -> Result<Tickets, Refused> {
+        self.admit_several(offsets.iter().map(|offset| (*offset, 0)))
+    }
+
+    /// As [`admit_batch`](Self::admit_batch), for records given by offset and bytes.
+    ///
+    /// # Errors
+    /// As [`admit_batch`](Self::admit_batch).
+    pub fn admit_batch_sized(&mut self, records: &[(i64, u32)]) -> Result<Tickets, Refused> {
+        self.admit_several(records.iter().copied())
+    }
+
+    fn admit_several(
+        &mut self,
+        records: impl Iterator<Item = (i64, u32)>,
+    ) -> Result<Tickets, Refused> {
+        let mut first = None;
+        let mut len = 0;
+        let mut refused = None;
+        for (offset, bytes) in records.take(Tickets::MOST) {
+            match self.admit_place_sized(offset, bytes) {
+                Ok(place) => {
+                    first.get_or_insert(place);
+                    len += 1;
+                }
+                Err(reason) => {
+                    refused = Some(reason);
+                    break;
+                }
+            }
+        }
+        match (first, refused) {
+            (None, Some(refused)) => Err(refused),
+            (first, _) => {
+                let place = first.unwrap_or_else(|| self.next.copy());
+                Ok(Tickets::new(Arc::clone(&self.shared), place, len))
+            }
+        }
+    }
+
+    /// Moves on to the source's real next offset: there is no record below `next` that was not
+    /// offered. The watermark goes there as soon as everything that is admitted is finished (at once
+    /// if it is, else in a later [`Watermark::advance`]), so that an idle partition's lag reaches 0
+    /// though its log ends with transaction markers. A gap of any size costs O(1). Moving to where the
+    /// epoch is already changes nothing.
+    ///
+    /// # Errors
+    /// [`Refused::Backwards`] when `next` is not above the last admitted offset or below an earlier
+    /// move. From now on offsets below `next` are refused as [`Refused::Duplicate`].
+    ///
+    /// ```
+    /// use plimsoll_engine::Window;
+    ///
+    /// let mut window = Window::open(0, 16)?;
+    /// let ticket = window.admit(0).unwrap();
+    /// assert_eq!(window.advance_to(3).unwrap().watermark, 0);
+    /// ticket.finish();
+    /// assert_eq!(window.watermark().advance().watermark, 3);
+    /// # Ok::<(), plimsoll_engine::InvalidSetting>(())
+    /// ```
+    pub fn advance_to(&mut self, next: i64) -> Result<Progress, Refused> {
+        let least = self.last + 1;
+        if next < least {
+            return Err(Refused::Backwards { next, least });
+        }
+        if next > least {
+            self.move_to(next);
+        }
+        Ok(self.watermark().advance())
+    }
+
+    fn move_to(&mut self, next: i64) {
+        let last = match self.moved {
+            Some((admitted, last)) if admitted == self.admitted => last,
+            _ => self.last,
+        };
+        self.moved = Some((self.admitted, last));
+        self.last = next - 1;
+        // The next record must note a jump: see `pinned`.
+        self.full_at = self.admitted;
+        self.shared.aim(self.admitted, next);
+    }
+
+    /// Whether the next record must come the slow way, by `full_at` being `admitted`: because each has
+    /// to pass the gate, or because the epoch was moved on, so that the record has to note a jump even
+    /// if it has the next offset. So the fast way needs no test of its own.
+    fn pinned(&self) -> bool {
+        self.gate.is_some() || self.moved.is_some_and(|(admitted, _)| admitted == self.admitted)
+    }
+
+    /// The slow way: there seems to be no room. Afterwards there is room for the record.
+    #[cold]
+    fn make_room(&mut self, offset: i64, bytes: u32) -> Result<(), Refused> {
+        let done = self.gate.as_mut().is_some_and(|gate| {
+            // Not below `offset`, which may be refused: then a lower one may come.
+            drop_below(&mut gate.restored, self.last + 1);
+            let at = gate.restored.partition_point(|range| range.end <= offset);
+            gate.restored.get(at).is_some_and(|range| range.start <= offset)
+        });
+        if done {
+            self.move_to(offset + 1);
+            return Err(Refused::Done { offset });
+        }
+        let room = self.fresh_room();
+        if room == 0 {
+            return Err(Refused::Full { capacity: self.capacity() });
+        }
+        let mut open = false;
+        if let Some(gate) = &self.gate {
+            let (meter, empty) = (self.shared.meter.as_ref(), room == self.capacity());
+            if let Some(span) = gate.span.filter(|_| !empty) {
+                let watermark = self.shared.watermark();
+                // Not below the watermark.
+                if offset.abs_diff(watermark) > span {
+                    return Err(Refused::Span { offset, watermark, span });
+                }
+            }
+            if let Some(meter) = meter {
+                meter.take(&gate.taken, bytes)?;
+            }
+            open = gate.span.is_none() && meter.is_none() && gate.restored.is_empty();
+        }
+        if open {
+            self.gate = None;
+        }
+        if self.pinned() {
+            if self.moved.is_some_and(|(admitted, _)| admitted == self.admitted)
+                && offset == self.last + 1
+            {
+                // Release: as in `admit_place`.
+                self.jump(offset, Ordering::Release);
+            }
+            // For this one only.
+            self.full_at = self.admitted + 1;
+        } else {
+            self.fresh_room();
+        }
+        Ok(())
+    }
+
+    /// Notes the bytes of the record that was just admitted.
+    #[cold]
+    fn note(&mut self, bytes: u32) {
+        if let (Some(gate), Some(meter)) = (&mut self.gate, &self.shared.meter) {
+            meter.note(&mut gate.taken, bytes, self.admitted);
+        }
+    }
+
+    /// Gives all bytes back: the epoch has ended, and what happens to its records changes nothing.
+    pub(crate) fn release(&mut self) {
+        if let (Some(gate), Some(meter)) = (&self.gate, &self.shared.meter) {
+            meter.end(&mut self.shared.cursor.lock().settled, &gate.taken);
+        }
+    }
+
+    /// Whether bytes are limited.
+    pub(crate) fn is_metered(&self) -> bool {
+        self.shared.meter.is_some()
+    }
+
+    /// Bytes that the window holds; 0 if they are not limited.
+    pub fn held_bytes(&self) -> u64 {
+        match (&self.gate, &self.shared.meter) {
+            (Some(gate), Some(meter)) => meter.held(&gate.taken),
+            _ => 0,
+        }
+    }
+
     /// The broken twin of [`admit`](Self::admit), which does not publish its jump, for the model that
     /// must fail.
     #[cfg(loom)]
     pub fn admit_weakly(&mut self, offset: i64) -> Result<Ticket, Refused> {
-        let place = self.admit_ordered(offset, Ordering::Relaxed)?;
+        let place = self.admit_ordered(offset, 0, Ordering::Relaxed)?;
         Ok(Ticket::new(Arc::clone(&self.shared), place, offset))
     }
 
     #[inline(always)]
     pub(crate) fn admit_place(&mut self, offset: i64) -> Result<Place, Refused> {
-        // Release: pairs with the Acquire in `pass_jumps`; the jump is written.
-        self.admit_ordered(offset, Ordering::Release)
+        self.admit_place_sized(offset, 0)
     }
 
     #[inline(always)]
-    fn admit_ordered(&mut self, offset: i64, jumped: Ordering) -> Result<Place, Refused> {
+    pub(crate) fn admit_place_sized(&mut self, offset: i64, bytes: u32) -> Result<Place, Refused> {
+        // Release: pairs with the Acquire in `pass_jumps`; the jump is written.
+        let place = self.admit_ordered(offset, bytes, Ordering::Release)?;
+        if bytes > 0 {
+            self.note(bytes);
+        }
+        Ok(place)
+    }
+
+    #[inline(always)]
+    fn admit_ordered(
+        &mut self,
+        offset: i64,
+        bytes: u32,
+        jumped: Ordering,
+    ) -> Result<Place, Refused> {
         if offset <= self.last || offset > LAST_OFFSET {
             return Err(self.refuse(offset));
         }
-        if self.admitted == self.full_at && self.fresh_room() == 0 {
-            return Err(Refused::Full { capacity: self.capacity() });
+        if self.admitted == self.full_at {
+            self.make_room(offset, bytes)?;
         }
         if offset != self.last + 1 {
             self.jump(offset, jumped);
@@ -469,7 +826,12 @@ impl Window {
         let to_wrap = self.shared.ring.capacity() - self.next.index;
         // At most `most`, a `u32`.
         let offsets = u64::from(most).min((LAST_OFFSET - self.last) as u64) as u32;
-        let count = offsets.min(self.room()).min(to_wrap);
+        if self.admitted == self.full_at {
+            self.fresh_room();
+        }
+        // At most the capacity, which is a `u32`; none if each record has to pass the gate.
+        let room = (self.full_at - self.admitted) as u32;
+        let count = offsets.min(room).min(to_wrap);
         Places { index: self.next.index, lap: self.next.lap, offset: self.last + 1, count }
     }
 
@@ -510,9 +872,12 @@ impl Window {
     pub fn fresh_room(&mut self) -> u32 {
         // Acquire: pairs with the Release in `scan`; the passed slots are free for reuse.
         let passed = self.shared.passed.load(Ordering::Acquire);
-        self.full_at = passed + u64::from(self.shared.ring.capacity());
+        let full_at = passed + u64::from(self.shared.ring.capacity());
+        if !self.pinned() {
+            self.full_at = full_at;
+        }
         // At most the capacity, which is a `u32`.
-        (self.full_at - self.admitted) as u32
+        (full_at - self.admitted) as u32
     }
 
     /// The reading side.
@@ -532,7 +897,11 @@ impl Window {
 
     /// The last admitted offset, if any.
     pub fn last_admitted(&self) -> Option<i64> {
-        (self.last >= self.start).then_some(self.last)
+        let last = match self.moved {
+            Some((admitted, last)) if admitted == self.admitted => last,
+            _ => self.last,
+        };
+        (last >= self.start).then_some(last)
     }
 
     /// Records admitted since the epoch began.
@@ -548,6 +917,12 @@ impl Window {
 
     pub(crate) fn shared(&self) -> &Arc<Shared> {
         &self.shared
+    }
+}
+
+impl Drop for Window {
+    fn drop(&mut self) {
+        self.release();
     }
 }
 
@@ -588,6 +963,23 @@ impl Watermark {
     pub fn try_advance(&self) -> Option<Progress> {
         let mut cursor = self.shared.cursor.try_lock()?;
         Some(self.shared.scan(&mut cursor, Publish::Release))
+    }
+
+    /// [Advances](Self::advance), and lists what is finished above the watermark at the same moment.
+    ///
+    /// Costs one byte load for each admitted record, and memory only when more ranges are found than
+    /// in any earlier use of `into`. Waits for another thread's scan, and others for this one.
+    pub fn snapshot(&self, into: &mut Snapshot) -> Progress {
+        self.shared.snapshot(into)
+    }
+
+    /// The broken twin of [`snapshot`](Self::snapshot): its two parts are of different moments.
+    #[cfg(loom)]
+    pub fn snapshot_in_two(&self, into: &mut Snapshot) -> Progress {
+        self.snapshot(into);
+        let progress = self.advance();
+        into.set_watermark(progress.watermark);
+        progress
     }
 
     /// The broken twin of [`advance`](Self::advance), for the model that must fail.

@@ -6,8 +6,11 @@
 
 use super::{BatchOf, Builder, EpochId, Executor, Rate, Route, shard_of};
 use crate::batch::Batch;
+use crate::error::Refused;
+use crate::limits::Limits;
 use crate::outcome::{BatchOutcome, Outcome};
 use crate::retry::{Attempt, Exhausted, Retry};
+use crate::snapshot::Snapshot;
 use crate::wake::Waiter;
 use crate::worker::{DeadLetter, Handler, Worker};
 use proptest::prelude::*;
@@ -54,6 +57,8 @@ struct Epoch {
     next: i64,
     records: Vec<Id>,
     open: bool,
+    /// To where it was moved on.
+    moved: i64,
     /// It may halt: a record of it asked for that, or used its attempts up.
     halts: bool,
 }
@@ -72,6 +77,7 @@ struct World {
     depth: u32,
     /// Nothing more is offered.
     finishing: bool,
+    snapshot: Snapshot,
     settings: Settings,
     /// Handler calls, in all and for each key.
     calls: u64,
@@ -87,6 +93,8 @@ struct Settings {
     batch: usize,
     batches: bool,
     capacity: u32,
+    /// Limits on bytes and offsets, too.
+    limited: bool,
     attempts: u32,
     then: Exhausted,
     hook: bool,
@@ -184,15 +192,33 @@ impl World {
             batch.push((offset, route, index));
         }
         let count = batch.len();
-        match self.executor.offer_all(id, batch) {
+        let sized = batch.into_iter().map(|(at, route, id)| (at, (id % 40) as u32, route, id));
+        match self.executor.offer_all_sized(id, sized) {
             Ok(admitted) => assert_eq!(admitted as usize, count),
             Err(rejected) => {
-                assert!(self.epochs[epoch].halts, "{:?}", rejected.refused);
-                // Never admitted, so it does not count.
-                let from = self.records.len() - count;
+                let refused = rejected.refused;
+                let limit = matches!(refused, Refused::Bytes { .. } | Refused::Span { .. });
+                assert!(self.epochs[epoch].halts || self.settings.limited && limit, "{refused:?}");
+                // Never admitted, so they do not count.
+                let from = rejected.payload;
                 let kept = self.epochs[epoch].records.iter().filter(|id| **id < from).copied();
                 self.epochs[epoch].records = kept.collect();
             }
+        }
+    }
+
+    /// The source says that there is nothing below an offset any more.
+    fn move_on(&mut self) {
+        if self.finishing {
+            return;
+        }
+        let partition = self.below(PARTITIONS as u64) as usize;
+        let gap = self.below(50) as i64;
+        let epoch = &mut self.epochs[self.current[partition]];
+        epoch.next += gap;
+        match self.executor.move_to(epoch.id, epoch.next) {
+            Ok(_) => epoch.moved = epoch.next,
+            Err(refused) => assert!(epoch.halts, "{refused:?}"),
         }
     }
 
@@ -375,6 +401,14 @@ impl World {
                 }
                 continue;
             };
+            self.executor.snapshot(epoch.id, &mut self.snapshot);
+            let mut records = epoch.records.iter().map(|id| &self.records[*id]);
+            for offset in self.snapshot.offsets() {
+                let found = records.find(|record| record.offset == offset);
+                if offset < progress.watermark || !found.is_some_and(|record| record.finished) {
+                    return Err(format!("{offset} is listed as done: {found:?}"));
+                }
+            }
             let first = epoch.records.iter().map(|id| &self.records[*id]).find(|r| !r.finished);
             if let Some(first) = first.filter(|first| progress.watermark > first.offset) {
                 let watermark = progress.watermark;
@@ -404,8 +438,13 @@ impl World {
 
     fn open(&mut self, partition: usize) {
         let start = self.below(1_000) as i64;
-        let id = self.executor.open(start, self.settings.capacity).expect("a window");
-        let epoch = Epoch { id, next: start, records: Vec::new(), open: true, halts: false };
+        let mut limits = Limits::new(self.settings.capacity);
+        if self.settings.limited {
+            limits = limits.bytes(1 + self.below(300)).span(1 + self.below(1 << 31));
+        }
+        let id = self.executor.open_with(start, &limits).expect("a window");
+        let epoch =
+            Epoch { id, next: start, records: Vec::new(), open: true, moved: start, halts: false };
         self.current[partition] = self.epochs.len();
         self.epochs.push(epoch);
     }
@@ -444,6 +483,7 @@ fn step() {
             let key = world.below(KEYS);
             world.executor.release(World::hash(key));
         }),
+        98..99 => with(World::move_on),
         _ => {}
     }
     with(World::check);
@@ -617,6 +657,7 @@ fn run(settings: Settings, seed: u64, steps: u32) {
         random: seed | 1,
         depth: 0,
         finishing: false,
+        snapshot: Snapshot::new(),
         settings,
         calls: 0,
         calls_of: HashMap::new(),
@@ -672,7 +713,7 @@ fn finish(settings: Settings) {
             assert_eq!(unfinished, Vec::<i64>::new(), "lost in epoch {index}");
             let progress = world.executor.progress(epoch.id).expect("open");
             let last = epoch.records.last().map(|id| world.records[*id].offset + 1);
-            assert_eq!(Some(progress.watermark), last.or(Some(progress.watermark)));
+            assert_eq!(progress.watermark, last.unwrap_or(epoch.moved).max(epoch.moved));
             assert_eq!(progress.unfinished, 0);
         }
         // What is closed leaves nothing behind.
@@ -704,14 +745,18 @@ fn settings() -> impl Strategy<Value = Settings> {
         Just(Exhausted::Quarantine)
     ];
     let failing = prop_oneof![Just(0), Just(5), Just(40), Just(90)];
-    (sizes, any::<bool>(), 1..5_u32, then, any::<bool>(), failing, extras()).prop_map(
-        |((workers, shards, batch, capacity), batches, attempts, then, hook, failing, extras)| {
+    let limited = prop::bool::weighted(0.3);
+    let last = (failing, limited, extras());
+    (sizes, any::<bool>(), 1..5_u32, then, any::<bool>(), last).prop_map(
+        |((workers, shards, batch, capacity), batches, attempts, then, hook, last)| {
+            let (failing, limited, extras) = last;
             Settings {
                 workers,
                 shards,
                 batch,
                 batches,
                 capacity,
+                limited,
                 // In batches a record may be behind another's failure, so the model does not count.
                 attempts: if batches { u32::MAX } else { attempts },
                 then,

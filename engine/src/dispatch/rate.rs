@@ -277,18 +277,25 @@ impl<T: Send + 'static> Executor<T> {
         &mut self,
         id: EpochId,
         offset: i64,
+        bytes: u32,
         route: Route,
         payload: T,
     ) -> Result<(), Rejected<T>> {
-        let now = self.last_pass.unwrap_or_default();
-        let slot = self.epochs.get_mut(usize::from(id.slot)).and_then(Option::as_mut);
-        let slot = slot.filter(|slot| slot.gated && slot.is(id));
-        let (Some(slot), Some(rates)) = (slot, &mut self.rates) else {
+        let now = self.last_pass;
+        let Some(slot) = self.slot_mut(id).filter(|slot| slot.gated) else {
             return Err(Rejected { payload, refused: Refused::Closed });
         };
-        let place = match slot.window.admit_place(offset) {
+        Self::note_admission(slot, now);
+        let place = match slot.window.admit_place_sized(offset, bytes) {
             Ok(place) => place,
-            Err(refused) => return Err(Rejected { payload, refused }),
+            Err(refused) => match self.admit_again(id, offset, bytes, refused) {
+                Ok(place) => place,
+                Err(refused) => return Err(Rejected { payload, refused }),
+            },
+        };
+        let now = now.unwrap_or_default();
+        let Some(rates) = &mut self.rates else {
+            return Err(Rejected { payload, refused: Refused::Closed });
         };
         let (shards, now) = (self.shards.len(), picos(now));
         let (hash, shard) = match route {
