@@ -195,7 +195,7 @@ impl<T> Task<T> {
 
     /// Gives the record back in the order of the broken twin.
     #[cfg(loom)]
-    pub(crate) fn drop_late(mut self) {
+    pub fn drop_late(mut self) {
         if let Some(payload) = self.payload.take() {
             self.flight.send_late(End::Payload(self.flight.number, payload));
         }
@@ -241,23 +241,6 @@ impl<T> Report<T> {
 
     pub(crate) fn is_halted(&self) -> bool {
         self.flight.ring.halted()
-    }
-
-    /// The broken twin of [`end`](Self::end) for a success, which leaves the mark to whoever takes the
-    /// end, or does both in the wrong order, for the models that must fail.
-    #[cfg(loom)]
-    pub(crate) fn end_late(mut self) {
-        self.open = false;
-        self.flight.send_late(End::Report(self.flight.number, Outcome::Done));
-        self.flight.ring.finish(&self.flight.place, Mark::Publish);
-    }
-}
-
-#[cfg(loom)]
-impl<T> Flight<T> {
-    /// Marks the record as done, which the report has done already: a mistake for the models.
-    pub(crate) fn mark_again(&self) {
-        self.ring.finish(&self.place, Mark::Publish);
     }
 }
 
@@ -419,6 +402,88 @@ impl<T> Launcher<T> {
                 let _ = catch_unwind(AssertUnwindSafe(|| spawner.spawn(future)));
             }
             Launcher::Pull(gate) => gate.put(task, report, letter),
+        }
+    }
+}
+
+/// One flight and its dispatcher, for the models in `loom-tests`.
+#[cfg(loom)]
+pub(crate) mod model {
+    use super::*;
+    use crate::window::Window;
+
+    /// What the dispatcher keeps.
+    #[derive(Debug)]
+    pub struct Air<T> {
+        port: Arc<Port<T>>,
+        flight: Arc<Flight<T>>,
+        reported: bool,
+        payload: Option<T>,
+    }
+
+    impl<T> Air<T> {
+        /// Admits a record and lets it depart.
+        pub fn depart(
+            window: &mut Window,
+            offset: i64,
+            payload: T,
+            waker: Waker,
+        ) -> (Self, Task<T>, Reporter<T>) {
+            let place = window.admit_place(offset).expect("room");
+            let port = Arc::new(Port::new(waker));
+            let ring = Arc::clone(window.shared());
+            let (task, report, flight) =
+                flight(&port, 0, ring, place, payload, Attempt::FIRST, CANCELLED);
+            let air = Air { port, flight, reported: false, payload: None };
+            (air, task, Reporter(report))
+        }
+
+        /// Takes what has arrived; the record, when both halves have.
+        pub fn land(&mut self) -> Option<T> {
+            while let Some(end) = self.port.ends.pop() {
+                match end {
+                    End::Report(..) => self.reported = true,
+                    End::Payload(_, payload) => self.payload = Some(payload),
+                }
+            }
+            if self.reported { self.payload.take() } else { None }
+        }
+
+        /// Whether something has arrived.
+        pub fn has_ends(&self) -> bool {
+            !self.port.ends.is_empty()
+        }
+
+        /// Marks the record as done, which its report has done already: a mistake.
+        pub fn mark_again(&self) {
+            self.flight.ring.finish(&self.flight.place, Mark::Publish);
+        }
+    }
+
+    /// The half that says how it ended.
+    #[derive(Debug)]
+    pub struct Reporter<T>(Report<T>);
+
+    impl<T> Reporter<T> {
+        /// It is done.
+        pub fn done(self) {
+            self.0.end(Outcome::Done);
+        }
+
+        /// The broken twin, which sends its half only after it has said that it is there.
+        pub fn done_late(mut self) {
+            self.0.open = false;
+            let flight = &self.0.flight;
+            flight.ring.finish(&flight.place, Mark::Publish);
+            flight.send_late(End::Report(0, Outcome::Done));
+        }
+
+        /// The broken twin, which marks only after it was sent.
+        pub fn done_before_the_mark(mut self) {
+            self.0.open = false;
+            let flight = &self.0.flight;
+            flight.send(End::Report(0, Outcome::Done));
+            flight.ring.finish(&flight.place, Mark::Publish);
         }
     }
 }

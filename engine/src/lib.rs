@@ -48,5 +48,7 @@ pub use worker::{DeadLetter, Handler, Spin};
 /// Not public: the internals that the models in `loom-tests` and the benches drive directly.
 #[doc(hidden)]
 pub mod internals {
+    #[cfg(loom)]
+    pub use crate::flight::model::{Air, Reporter};
     pub use crate::lane::{LaneRx, LaneTx, Order, Run, lane};
 }

@@ -562,7 +562,7 @@ fn run(settings: Settings, seed: u64, steps: u32) {
         wrong: None,
     }));
     // Another runtime in each fourth run.
-    REFUSES.set(if seed % 4 == 0 { 17 } else { 0 });
+    REFUSES.set(if seed.is_multiple_of(4) { 17 } else { 0 });
     with(|world| (0..PARTITIONS).for_each(|partition| world.open(partition)));
     for _ in 0..steps {
         step();
