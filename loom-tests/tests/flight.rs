@@ -85,7 +85,7 @@ fn place_used_again(land: fn(&mut Air<u8>)) -> bool {
 
 #[test]
 fn both_halves_and_one_wake_up() {
-    let looks = explore(Bound::Preemptions(2), || two_halves(drop, Reporter::done));
+    let looks = explore(Bound::Preemptions(3), || two_halves(drop, Reporter::done));
     assert!(looks.contains(&1) && looks.contains(&2), "{looks:?}");
 }
 
@@ -102,13 +102,13 @@ fn a_place_is_used_again_while_its_end_travels() {
 #[test]
 #[should_panic(expected = "deadlock")]
 fn twin_a_half_that_is_announced_before_it_is_sent() {
-    explore(Bound::Preemptions(2), || two_halves(Task::drop_late, Reporter::done_late));
+    explore(Bound::Preemptions(3), || two_halves(Task::drop_late, Reporter::done_late));
 }
 
 #[test]
 #[should_panic(expected = "it has ended, and was not marked")]
 fn twin_a_success_that_is_marked_after_it_is_sent() {
-    explore(Bound::Preemptions(2), || two_halves(drop, Reporter::done_before_the_mark));
+    explore(Bound::Preemptions(3), || two_halves(drop, Reporter::done_before_the_mark));
 }
 
 #[test]
