@@ -130,6 +130,30 @@ pub static REGISTRY: &[Figure] = &[
         measure: |setup| share_of_ideal(16, 400_000, Which::Percent, 3 * LONG_ROUNDS, setup),
     },
     Figure {
+        name: "engine.ideal_async_10ms_1000",
+        group: Group::Engine,
+        unit: "share",
+        aim: Some(Aim::AtLeast(0.9)),
+        measure: |setup| {
+            const RECORDS: usize = 400_000;
+            let hashes = even_keys(1 << 20, 1_000_000);
+            let input = Input::by_key(&hashes, RECORDS.min(setup.records), Setup::PARTITIONS);
+            async_share_of_ideal(&input, setup)
+        },
+    },
+    Figure {
+        name: "engine.ideal_async_10ms_1000_flights",
+        group: Group::Engine,
+        unit: "share",
+        aim: Some(Aim::AtLeast(0.9)),
+        // Bound by the hottest key, so half of them take as long.
+        measure: |setup| {
+            const RECORDS: usize = 200_000;
+            let input = setup.flights.input(RECORDS.min(setup.records), Setup::PARTITIONS);
+            async_share_of_ideal(&input, setup)
+        },
+    },
+    Figure {
         name: "engine.hang_others",
         group: Group::Engine,
         unit: "share",
@@ -553,9 +577,27 @@ fn share_of_ideal(
     setup: &Setup,
 ) -> Result<Measured, FigureError> {
     let input = setup.flights.input(records.min(setup.records), Setup::PARTITIONS);
+    summed_up(&input, setup.rounds.min(rounds), || {
+        slow::sleeps(&input, workers, which, Duration::from_millis(1))
+    })
+}
+
+/// How much of the ideal a thousand futures reach that sleep for 10 ms.
+fn async_share_of_ideal(input: &Input, setup: &Setup) -> Result<Measured, FigureError> {
+    const CONCURRENCY: usize = 1_000;
+    summed_up(input, setup.rounds.min(LONG_ROUNDS), || {
+        slow::sleeps_async(input, CONCURRENCY, Duration::from_millis(10))
+    })
+}
+
+fn summed_up(
+    input: &Input,
+    rounds: usize,
+    run: impl Fn() -> Result<slow::Sleeps, SlowError>,
+) -> Result<Measured, FigureError> {
     let (mut shares, mut sleeps) = (Vec::new(), Vec::new());
-    for _ in 0..setup.rounds.min(rounds) {
-        let run = slow::sleeps(&input, workers, which, Duration::from_millis(1))?;
+    for _ in 0..rounds {
+        let run = run()?;
         shares.push(run.share());
         sleeps.push(run);
     }

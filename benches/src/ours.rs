@@ -9,7 +9,7 @@ use std::{
 
 use plimsoll_engine::{
     Batch, BuildError, EpochId, Executor, Failure, IntoBatchOutcome, IntoOutcome, InvalidSetting,
-    Route, Waiter,
+    Route, Spawn, Task, Waiter,
 };
 
 use crate::{
@@ -134,6 +134,28 @@ impl Driver {
         let waiter = Waiter::new();
         let builder = Executor::builder().workers(workers).batch(batch);
         let executor = builder.batches(waiter.waker(), handler)?;
+        Self::open(executor, waiter, partitions)
+    }
+
+    /// With a future for each record, of which up to `concurrency` run at once.
+    ///
+    /// # Errors
+    /// As [`each`](Self::each).
+    pub fn futures<F: Future<Output: IntoOutcome> + Send + 'static>(
+        concurrency: usize,
+        partitions: usize,
+        spawner: impl Spawn + 'static,
+        handler: impl Fn(Handle) -> F + Send + Sync + 'static,
+    ) -> Result<Self, DriveError> {
+        let waiter = Waiter::new();
+        // The guard ends with the future, as that of a handler that works on the record does.
+        let handler = Arc::new(handler);
+        let handler = move |task: Task<Handle>| {
+            let handler = Arc::clone(&handler);
+            async move { handler(*task).await.into_outcome() }
+        };
+        let builder = Executor::builder().concurrency(concurrency);
+        let executor = builder.futures(waiter.waker(), spawner, handler)?;
         Self::open(executor, waiter, partitions)
     }
 

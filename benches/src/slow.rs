@@ -32,6 +32,8 @@ pub enum SlowError {
     Wrong(WrongOutcome),
     /// The input has no record that could hang: each shares its key with one that would have to wait for it.
     NoLoneKey,
+    /// The operating system refused the runtime's threads.
+    Runtime(std::io::Error),
 }
 
 impl fmt::Display for SlowError {
@@ -40,6 +42,7 @@ impl fmt::Display for SlowError {
             Self::Drive(error) => error.fmt(f),
             Self::Wrong(outcome) => write!(f, "incomplete run of {outcome}"),
             Self::NoLoneKey => f.write_str("no record has a key of its own within a window"),
+            Self::Runtime(_) => f.write_str("cannot start a runtime"),
         }
     }
 }
@@ -50,6 +53,7 @@ impl std::error::Error for SlowError {
             Self::Drive(error) => Some(error),
             Self::Wrong(outcome) => Some(outcome),
             Self::NoLoneKey => None,
+            Self::Runtime(error) => Some(error),
         }
     }
 }
@@ -135,6 +139,14 @@ impl OrderCheck {
 
     /// Calls `work` as the handler of a record.
     fn around(&self, record: Handle, work: impl FnOnce()) -> Result<(), String> {
+        let end = self.begin(record)?;
+        work();
+        end();
+        Ok(())
+    }
+
+    /// The handling of a record begins; the result is to be called at its end.
+    fn begin(&self, record: Handle) -> Result<impl FnOnce() + use<'_>, String> {
         let (key, ordinal) = self.records[record.partition()][record.offset()];
         let (next, due) = (&self.next[key as usize], 2 * u64::from(ordinal));
         // Relaxed: the engine must order the handlers of a key; a check that did would hide that it does not.
@@ -144,9 +156,7 @@ impl OrderCheck {
                 "record {due} of key {key} handled at {found} (twice the ordinal)"
             ));
         }
-        work();
-        next.store(due + 2, Ordering::Relaxed);
-        Ok(())
+        Ok(move || next.store(due + 2, Ordering::Relaxed))
     }
 }
 
@@ -251,6 +261,56 @@ pub fn sleeps(
     Ok(Sleeps {
         seconds: outcome.seconds,
         ideal_seconds: perfect(costs, workers) as f64 / 1e9,
+        sleep: mean as f64 / 1e9,
+        slept,
+    })
+}
+
+/// As [`sleeps`] of all records, with futures of which up to `concurrency` sleep at once on a tokio runtime with two
+/// threads.
+///
+/// # Errors
+/// If the run was incomplete or out of order, or there is no runtime.
+pub fn sleeps_async(
+    input: &Input,
+    concurrency: usize,
+    sleep: Duration,
+) -> Result<Sleeps, SlowError> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_time()
+        .build()
+        .map_err(SlowError::Runtime)?;
+    // Order, nanoseconds slept, records that did.
+    let shared = Arc::new((OrderCheck::new(input), AtomicU64::new(0), AtomicU64::new(0)));
+    let handler = {
+        let shared = Arc::clone(&shared);
+        move |record: Handle| {
+            let shared = Arc::clone(&shared);
+            async move {
+                let (order, ns, slept) = &*shared;
+                let end = order.begin(record)?;
+                let start = Instant::now();
+                tokio::time::sleep(sleep).await;
+                // Centuries of nanoseconds fit.
+                ns.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
+                slept.fetch_add(1, Ordering::Relaxed);
+                end();
+                Ok::<_, String>(())
+            }
+        }
+    };
+    let spawner = runtime.handle().clone();
+    let mut driver = Driver::futures(concurrency, input.partitions(), spawner, handler)?;
+    let seconds = driver.drive(input.batches())?.as_secs_f64();
+    let (_, ns, slept) = &*shared;
+    let (ns, slept) = (ns.load(Ordering::Relaxed), slept.load(Ordering::Relaxed));
+    check("ours", input, Outcome { seconds, records: slept, watermarks: driver.watermarks() })?;
+    let mean = ns / slept.max(1);
+    let costs = input.iter().map(|record| (record.key_hash, mean));
+    Ok(Sleeps {
+        seconds,
+        ideal_seconds: perfect(costs, concurrency) as f64 / 1e9,
         sleep: mean as f64 / 1e9,
         slept,
     })
@@ -370,6 +430,15 @@ mod tests {
             // Sleeps of unequal lengths may fit better than equal ones, but not by much.
             assert!(run.share() > 0.0 && run.share() < 1.3, "{run:?}");
         }
+    }
+
+    #[test]
+    fn futures_sleep_and_the_share_is_one_of_the_ideal() {
+        let input = Flights::january().unwrap().input(4_000, 4);
+        let run = sleeps_async(&input, 100, Duration::from_millis(1)).unwrap();
+        assert_eq!(run.slept, 4_000);
+        assert!(run.sleep >= 0.001 && run.ideal_seconds >= 40.0 * run.sleep * 0.99, "{run:?}");
+        assert!(run.share() > 0.0 && run.share() < 1.3, "{run:?}");
     }
 
     #[test]

@@ -61,6 +61,23 @@ impl Tag {
         Tag(u64::from(index) | u64::from(epoch) << 32 | u64::from(lap.get()) << 48)
     }
 
+    /// Slot of the epoch.
+    #[inline(always)]
+    pub(crate) fn epoch(self) -> u16 {
+        (self.0 >> 32) as u16
+    }
+
+    /// Slot in its epoch's ring.
+    #[inline(always)]
+    pub(crate) fn index(self) -> u32 {
+        self.0 as u32
+    }
+
+    /// Whether the record comes back whatever becomes of it.
+    pub(crate) fn is_tracked(self) -> bool {
+        self.0 & TRACKED != 0
+    }
+
     /// That of a later slot in the same lap, for a shard of a class.
     #[inline(always)]
     pub(crate) fn plus(self, slots: u32, class: u32) -> Self {
@@ -77,7 +94,7 @@ impl<T> Entry<T> {
     /// Slot of its epoch.
     #[inline(always)]
     pub(crate) fn epoch(&self) -> u16 {
-        (self.tag.0 >> 32) as u16
+        self.tag.epoch()
     }
 
     /// Its place in its epoch's ring.

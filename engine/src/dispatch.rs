@@ -22,10 +22,13 @@ mod batching;
 mod builder;
 mod conflate;
 mod drain;
+mod flights;
 mod lane;
 mod limited;
 #[cfg(all(test, not(loom)))]
 mod model;
+#[cfg(all(test, not(loom)))]
+mod model_flights;
 mod parking;
 mod rate;
 mod resize;
@@ -45,6 +48,7 @@ use crate::window::{Progress, Watermark, Window};
 use crate::worker::{Common, Handler, Passed};
 use batching::Gather;
 use conflate::Conflation;
+use flights::Flights;
 use lane::Lane;
 use parking::Parking;
 use rate::Rates;
@@ -248,6 +252,9 @@ pub struct Executor<T> {
     handler: Arc<Handler<T>>,
     retry: Retry,
     parking: Parking<T>,
+    /// Records fly instead of going through lanes. There is one lane then, which stays empty and which no
+    /// shard is at home in.
+    flights: Option<Box<Flights<T>>>,
     failures: VecDeque<Failure>,
     skipped: VecDeque<Skipped>,
     counts: Counts,
@@ -359,6 +366,9 @@ impl<T: Send + 'static> Executor<T> {
         let current = &self.lanes[self.current];
         if !self.ready.is_empty() {
             return 0;
+        }
+        if let Some(flights) = &self.flights {
+            return flights.room().min(PASS);
         }
         if current.is_preferred() {
             return current.room().min(PASS);
@@ -483,6 +493,9 @@ impl<T: Send + 'static> Executor<T> {
     }
 
     fn dispatch(&mut self, index: u32, hash: u64, entry: Entry<T>) {
+        if self.flights.is_some() {
+            return self.dispatch_flight(index, hash, entry);
+        }
         let shard = &mut self.shards[index as usize];
         if !shard.waits() {
             if shard.has_parked() && self.is_parked(hash) {
@@ -512,6 +525,9 @@ impl<T: Send + 'static> Executor<T> {
     /// A record without an order: to the lane that is picked; else it waits in some shard's list.
     #[inline]
     fn dispatch_free(&mut self, entry: Entry<T>) {
+        if self.flights.is_some() {
+            return self.dispatch_loose(entry);
+        }
         match self.pick() {
             Some(lane) => {
                 self.lanes[lane].push(FREE, entry);
@@ -529,6 +545,9 @@ impl<T: Send + 'static> Executor<T> {
     #[cold]
     fn wait(&mut self, index: u32, hash: u64, entry: Entry<T>) {
         self.count_waiting(&entry);
+        if self.flights.is_some() && is_free(hash) {
+            return self.wait_loose(hash, entry);
+        }
         let first = !self.shards[index as usize].waits();
         self.list(index, hash, entry, false);
         if first {
@@ -538,6 +557,9 @@ impl<T: Send + 'static> Executor<T> {
 
     /// Puts a shard that has begun to wait where it will be found.
     fn queue_shard(&mut self, index: u32) {
+        if self.flights.is_some() {
+            return self.queue_for_flight(index);
+        }
         if self.is_in_lane(index) {
             let lane = self.shards[index as usize].lane();
             self.lanes[lane].tied.push_back(index);
@@ -611,16 +633,15 @@ impl<T: Send + 'static> Executor<T> {
                 self.take_back(index, now);
             }
         }
+        self.land(now);
         self.send_due(now);
         if idle && stuck && self.ready.is_empty() {
             self.recall_stuck();
         }
-        if self.slab.len() > 0 {
-            self.serve_waiting();
-        }
+        self.serve();
         if self.rates.is_some() {
             self.open_gate(now);
-            self.serve_waiting();
+            self.serve();
         }
         self.collect_skipped();
         if !self.closing.is_empty() {
@@ -704,6 +725,15 @@ impl<T: Send + 'static> Executor<T> {
         self.recalled = recalled;
         // Perhaps all that was waited for was recalled.
         self.let_go(index, reclaimed);
+    }
+
+    /// Moves waiting records on.
+    fn serve(&mut self) {
+        if self.flights.is_some() {
+            self.serve_flights();
+        } else if self.slab.len() > 0 {
+            self.serve_waiting();
+        }
     }
 
     fn serve_waiting(&mut self) {
@@ -801,14 +831,17 @@ impl<T: Send + 'static> Executor<T> {
         }
     }
 
-    /// Whether any record is in a lane or waits for one.
+    /// Whether any record is in a lane or in flight, or waits for that.
     pub fn busy(&self) -> bool {
-        self.slab.len() > 0 || self.lanes.iter().any(|lane| lane.tx.pending() > 0)
+        self.flights.as_ref().is_some_and(|flights| flights.busy())
+            || self.slab.len() > 0
+            || self.lanes.iter().any(|lane| lane.tx.pending() > 0)
     }
 
     /// Whether [`pass`](Self::pass) would find something to take back.
     pub fn finished_something(&self) -> bool {
-        self.lanes.iter().any(|lane| lane.tx.finished() > 0)
+        self.flights.as_ref().is_some_and(|flights| flights.has_ends())
+            || self.lanes.iter().any(|lane| lane.tx.finished() > 0)
     }
 
     /// Estimated work in the lane that has least, to judge how long a nap may be.
@@ -868,6 +901,7 @@ impl<T: Send + 'static> Executor<T> {
         if slot.is(id) {
             (slot.accepts, slot.gated) = (0, false);
             self.common.registry.halt(slot.window.shared());
+            self.cancel_flights(id.slot);
             self.forget_parked(id.slot);
             self.hurry_all();
         }
@@ -900,6 +934,7 @@ impl<T: Send + 'static> Executor<T> {
     }
 
     fn free_slots(&mut self) {
+        let flights = self.flights.as_deref();
         let (lanes, epochs, registry) = (&self.lanes, &mut self.epochs, &self.common.registry);
         let conflation = &mut self.conflation;
         self.closing.retain(|closing| {
@@ -910,7 +945,8 @@ impl<T: Send + 'static> Executor<T> {
                 .iter()
                 .zip(lanes)
                 .any(|(end, lane)| !reached(lane.tx.reclaimed(), *end));
-            if listed || in_lane {
+            let flies = flights.is_some_and(|flights| flights.names(closing.slot));
+            if listed || in_lane || flies {
                 return true;
             }
             *slot = None;
@@ -927,6 +963,9 @@ impl<T: Send + 'static> Executor<T> {
         self.stopped = true;
         for lane in &mut self.lanes {
             lane.stop();
+        }
+        if let Some(flights) = &self.flights {
+            flights.stop();
         }
     }
 
@@ -945,6 +984,9 @@ impl<T> Drop for Executor<T> {
         }
         for lane in &mut self.lanes {
             lane.stop();
+        }
+        if let Some(flights) = &self.flights {
+            flights.end();
         }
     }
 }

@@ -18,10 +18,12 @@ mod budget;
 mod dispatch;
 mod epoch;
 mod error;
+mod flight;
 mod lane;
 mod limits;
 mod order;
 mod outcome;
+mod pull;
 mod retry;
 mod ring;
 mod shard;
@@ -41,9 +43,11 @@ pub use dispatch::{
 };
 pub use epoch::EpochId;
 pub use error::{InvalidSetting, Refused};
+pub use flight::{AsyncHandler, FlightFuture, Spawn, Task};
 pub use limits::Limits;
 pub use order::{OrderBy, Router};
 pub use outcome::{BatchOutcome, IntoBatchOutcome, IntoOutcome, Outcome};
+pub use pull::{Ended, Pulled, Puller};
 pub use retry::{Attempt, Exhausted, Retry};
 pub use snapshot::Snapshot;
 pub use ticket::Ticket;
@@ -58,5 +62,7 @@ pub mod internals {
     #[cfg(loom)]
     pub use crate::budget::Flaw;
     pub use crate::dispatch::Hashes;
+    #[cfg(loom)]
+    pub use crate::flight::model::{Air, Reporter};
     pub use crate::lane::{LaneRx, LaneTx, Order, Run, lane};
 }

@@ -5,6 +5,8 @@
 
 #[cfg(not(loom))]
 mod real {
+    /// A queue from any thread to any thread.
+    pub(crate) use crossbeam_queue::SegQueue as Ends;
     pub(crate) use crossbeam_utils::sync::{Parker, Unparker};
     pub(crate) use parking_lot::Mutex;
     pub(crate) use std::sync::Arc;
@@ -79,6 +81,33 @@ mod model {
 
         pub(crate) fn try_lock(&self) -> Option<loom::sync::MutexGuard<'_, T>> {
             self.0.try_lock().ok()
+        }
+    }
+
+    /// loom does not see what `crossbeam-queue` orders: a queue behind its mutex instead, which orders
+    /// more.
+    #[derive(Debug)]
+    pub(crate) struct Ends<T>(Mutex<std::collections::VecDeque<T>>);
+
+    impl<T> Ends<T> {
+        pub(crate) fn new() -> Self {
+            Ends(Mutex::new(std::collections::VecDeque::new()))
+        }
+
+        pub(crate) fn push(&self, end: T) {
+            self.0.lock().push_back(end);
+        }
+
+        pub(crate) fn pop(&self) -> Option<T> {
+            self.0.lock().pop_front()
+        }
+
+        pub(crate) fn len(&self) -> usize {
+            self.0.lock().len()
+        }
+
+        pub(crate) fn is_empty(&self) -> bool {
+            self.len() == 0
         }
     }
 

@@ -554,7 +554,7 @@ where
 }
 
 /// The text of a caught panic.
-fn panic_text(panic: &(dyn Any + Send)) -> String {
+pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> String {
     let text = panic
         .downcast_ref::<&'static str>()
         .copied()

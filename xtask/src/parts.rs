@@ -29,7 +29,7 @@ pub(crate) const PARTS: [Part; 10] = [
     },
     Part {
         name: "clippy",
-        what: "lints, warnings are errors, with and without planted faults",
+        what: "lints, warnings are errors, with and without planted faults and features",
         needs: &[Tool::Clippy, Tool::C, Tool::Cxx, Tool::Make],
         run: clippy,
     },
@@ -92,6 +92,8 @@ fn clippy(workspace: &Workspace) -> bool {
     let planted = ["--features", "plimsoll/planted-faults"];
     workspace.cargo(&[&all[..], &strict].concat())
         && workspace.cargo(&[&all[..], &planted, &strict].concat())
+        // The benches turn the engine's feature on for the whole workspace: once without it.
+        && workspace.cargo(&["clippy", "-p", "plimsoll-engine", "--", "-D", "warnings"])
 }
 
 /// All of them, also when one kind fails.

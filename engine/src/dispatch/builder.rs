@@ -2,14 +2,16 @@
 
 use super::batching::{Batching, Gather};
 use super::conflate::Conflation;
+use super::flights::Flights;
 use super::parking::Parking;
 use super::rate::Rates;
-use super::resize::Recipe;
+use super::resize::{Place, Recipe};
 use super::stall::OldHandler;
 use super::{Counts, Executor};
 use crate::batch::Batch;
 use crate::epoch::Registry;
 use crate::error::InvalidSetting;
+use crate::flight::Launcher;
 use crate::outcome::{IntoBatchOutcome, IntoOutcome};
 use crate::retry::Retry;
 use crate::ring::boxed;
@@ -25,6 +27,10 @@ use std::fmt;
 pub(super) const MOST_WORKERS: u32 = 4_096;
 const MOST_SHARDS: u32 = 1 << 24;
 pub(crate) const MOST_BATCH: u32 = 4_096;
+const MOST_CONCURRENCY: u32 = 1 << 20;
+/// Shards for each record in flight, and bounds of their default.
+const SHARDS_PER_FLIGHT: u32 = 64;
+const FLIGHT_SHARDS: (u32, u32) = (1_024, 1 << 20);
 
 /// Why an executor was not built.
 #[derive(Debug)]
@@ -70,6 +76,9 @@ impl From<InvalidSetting> for BuildError {
 pub struct Builder {
     workers: usize,
     shards: usize,
+    /// Whether they were asked for: the default of flights is another one.
+    own_shards: bool,
+    concurrency: usize,
     batch: usize,
     spin: Spin,
     name: String,
@@ -83,6 +92,8 @@ impl Default for Builder {
         Builder {
             workers: 2,
             shards: 1_024,
+            own_shards: false,
+            concurrency: 1_000,
             batch: 64,
             spin: Spin::default(),
             name: "plimsoll".to_owned(),
@@ -104,6 +115,16 @@ impl Builder {
     /// so it should be far above the number of workers.
     pub fn shards(mut self, shards: usize) -> Self {
         self.shards = shards;
+        self.own_shards = true;
+        self
+    }
+
+    /// Most records in flight at once, for handlers that are futures and for records that are pulled;
+    /// default 1,000, at most 2^20. Unless [`shards`](Self::shards) are given there are 64 times as many
+    /// of them, rounded up to a power of two, at least 1,024 and at most 2^20: so few records wait for
+    /// another key's.
+    pub fn concurrency(mut self, records: usize) -> Self {
+        self.concurrency = records;
         self
     }
 
@@ -147,6 +168,7 @@ impl Builder {
         within("workers", self.workers, MOST_WORKERS)?;
         within("shards", self.shards, MOST_SHARDS)?;
         within("batch", self.batch, MOST_BATCH)?;
+        within("concurrency", self.concurrency, MOST_CONCURRENCY)?;
         self.retry.check()?;
         self.batching.check()
     }
@@ -265,6 +287,7 @@ impl Builder {
             handler,
             retry: self.retry,
             parking: Parking::new(),
+            flights: None,
             failures: VecDeque::new(),
             skipped: VecDeque::new(),
             counts: Counts::default(),
@@ -276,6 +299,39 @@ impl Builder {
             last_pass: None,
         };
         Ok((executor, idle))
+    }
+
+    /// An executor whose records fly.
+    pub(super) fn assemble_flights<T: Send + 'static>(
+        mut self,
+        waker: Waker,
+        launcher: Launcher<T>,
+    ) -> Result<Executor<T>, InvalidSetting> {
+        self.check()?;
+        let concurrency = within("concurrency", self.concurrency, MOST_CONCURRENCY)?;
+        if self.batching.conflate {
+            let reason = "only handlers on workers can be spared older records";
+            return Err(InvalidSetting::new("conflate", reason));
+        }
+        if !self.own_shards {
+            let wanted = concurrency.saturating_mul(SHARDS_PER_FLIGHT).min(FLIGHT_SHARDS.1);
+            self.shards = wanted.next_power_of_two().max(FLIGHT_SHARDS.0) as usize;
+        }
+        // One lane, which stays empty, and a handler that is never called; the hook only says that there
+        // is one.
+        self.workers = 1;
+        let mut unused = Handler::each(|_: &T| ());
+        if launcher.buries() {
+            unused = unused.dead_letter(|_, _| Ok::<(), String>(()));
+        }
+        let flights = Flights::new(waker.clone(), launcher, concurrency);
+        let (mut executor, _) = self.assemble(waker, unused)?;
+        executor.flights = Some(Box::new(flights));
+        for lane in &mut executor.lanes {
+            lane.place = Place::Vacant;
+            lane.set_limits(executor.least);
+        }
+        Ok(executor)
     }
 }
 

@@ -253,7 +253,7 @@ impl<T: Send + 'static> Executor<T> {
         due.into_iter().flatten().min()
     }
 
-    fn is_halted(&self, entry: &Entry<T>) -> bool {
+    pub(super) fn is_halted(&self, entry: &Entry<T>) -> bool {
         self.epochs[usize::from(entry.epoch())]
             .as_ref()
             .is_none_or(|slot| slot.window.shared().halted())
@@ -262,6 +262,11 @@ impl<T: Send + 'static> Executor<T> {
     /// Whether a record of this hash has to wait behind a parked one.
     pub(super) fn is_parked(&self, hash: u64) -> bool {
         !is_free(hash) && self.parking.keys.contains_key(&hash)
+    }
+
+    /// Whether the key's record goes to the dead-letter hook.
+    pub(super) fn is_buried(&self, hash: u64) -> bool {
+        self.parking.keys.get(&hash).is_some_and(|key| key.bury.is_some())
     }
 
     /// Puts a record behind the parked one of its key.
@@ -325,7 +330,7 @@ impl<T: Send + 'static> Executor<T> {
                 }
                 Back::Bounced => self.bounced(index, class, shard, hash, entry),
                 Back::Done | Back::Halted => {
-                    let buried = self.parking.keys.get(&hash).is_some_and(|key| key.bury.is_some());
+                    let buried = self.is_buried(hash);
                     self.counts.dead_lettered += u64::from(buried && why == Back::Done);
                     self.drop_tracked(hash, entry);
                 }
@@ -386,6 +391,9 @@ impl<T: Send + 'static> Executor<T> {
 
     /// Puts an entry, already counted as waiting, before all others of its shard.
     fn put_in_front(&mut self, shard: u32, hash: u64, entry: Entry<T>) {
+        if self.flights.is_some() && is_free(hash) {
+            return self.wait_loose(hash, entry);
+        }
         let first = !self.shards[shard as usize].waits();
         self.list(shard, hash, entry, true);
         if first {
@@ -394,7 +402,7 @@ impl<T: Send + 'static> Executor<T> {
     }
 
     /// A record ended without being finished.
-    fn failed(&mut self, hash: u64, entry: Entry<T>, report: Outcome, now: Duration) {
+    pub(super) fn failed(&mut self, hash: u64, entry: Entry<T>, report: Outcome, now: Duration) {
         let mut key = hash;
         if hash == FREE {
             // One of its own, among those that are not a user's.
@@ -541,12 +549,17 @@ impl<T: Send + 'static> Executor<T> {
         self.put_in_front(shard, hash, entry);
     }
 
-    /// Tells a lane's worker what the tracked record at `position` is sent for.
-    pub(super) fn send_errand(&mut self, index: usize, position: u32, hash: u64) {
-        let Some(parked) = self.parking.keys.get(&hash) else { return };
+    /// What the tracked record of a key is sent for.
+    pub(super) fn errand(&self, hash: u64) -> Option<Errand> {
+        let parked = self.parking.keys.get(&hash)?;
         let number = parked.attempts.saturating_add(1);
         let attempt = Attempt { number, first_failure: parked.first_failure };
-        let errand = Errand { attempt, bury: parked.bury.clone() };
+        Some(Errand { attempt, bury: parked.bury.clone() })
+    }
+
+    /// Tells a lane's worker what the tracked record at `position` is sent for.
+    pub(super) fn send_errand(&mut self, index: usize, position: u32, hash: u64) {
+        let Some(errand) = self.errand(hash) else { return };
         self.lanes[index].post.errands.lock().insert(position, errand);
     }
 
@@ -666,6 +679,7 @@ impl<T: Send + 'static> Executor<T> {
             .map(|waiting| &waiting.entry)
             .chain(held.map(|(_, entry)| entry))
             .chain(parked)
+            .chain(self.loose())
         {
             waiting[usize::from(entry.epoch())] += 1;
         }

@@ -155,6 +155,16 @@ impl<T> Rates<T> {
         })
     }
 
+    /// Records that wait at the gate, with their hashes.
+    pub(super) fn records(&self) -> impl Iterator<Item = (u64, &Entry<T>)> {
+        let lined = self.line.iter().filter_map(|turn| match turn {
+            Turn::Record(hash, entry) => Some((*hash, entry)),
+            Turn::Attempt(..) => None,
+        });
+        let queued = self.keys.iter();
+        lined.chain(queued.flat_map(|(hash, key)| key.queue.iter().map(|entry| (*hash, entry))))
+    }
+
     /// Whether a record of the key is paid for by its key; when not, it has to join its queue.
     fn pays(&mut self, hash: u64, now: u128, parked: bool) -> bool {
         let Some(rate) = self.each.filter(|_| !is_free(hash)) else { return true };

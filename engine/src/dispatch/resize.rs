@@ -61,7 +61,7 @@ impl Recipe {
 }
 
 impl<T: Send + 'static> Executor<T> {
-    /// Workers that take records: those the executor was built with, or what
+    /// Workers that take records, 0 if there are futures or pulled records instead: those the executor was built with, or what
     /// [`set_workers`](Self::set_workers) made of it.
     pub fn workers(&self) -> usize {
         self.lanes.iter().filter(|lane| lane.place == Place::Active).count()
@@ -77,13 +77,16 @@ impl<T: Send + 'static> Executor<T> {
     ///
     /// # Errors
     /// [`BuildError`] when the number cannot be had, when the executor was
-    /// [stopped](Self::stop), or when the operating system refuses a thread; then there are fewer
+    /// [stopped](Self::stop) or has no workers but futures or pulled records, or when the operating system refuses a thread; then there are fewer
     /// than asked for, and the others work.
     pub fn set_workers(&mut self, workers: usize) -> Result<(), BuildError> {
         // At most 4,096.
         let wanted = within("workers", workers, MOST_WORKERS)? as usize;
-        if self.stopped {
-            let reason = "the executor was stopped";
+        if self.stopped || self.flights.is_some() {
+            let reason = match self.flights {
+                None => "the executor was stopped",
+                Some(_) => "futures and pulled records have none; see `concurrency`",
+            };
             return Err(InvalidSetting::new("workers", reason).into());
         }
         self.retire_down_to(wanted);

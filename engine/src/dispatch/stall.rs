@@ -8,7 +8,7 @@ use super::lane::Lane;
 use super::parking::Parked;
 use super::resize::Place as Seat;
 use super::{Executor, Slot, is_free, shard_of};
-use crate::batch::Entry;
+use crate::batch::{Entry, Tag};
 use crate::epoch::EpochId;
 use crate::lane::{advance, distance, reached};
 use std::collections::{HashMap, VecDeque};
@@ -64,6 +64,13 @@ pub enum StallState {
         /// How long that worker has not finished anything.
         busy: Duration,
     },
+    /// It is handed out to a future or to who pulled it.
+    InFlight {
+        /// For how long.
+        busy: Duration,
+    },
+    /// Its rate does not let it go yet.
+    Throttled,
     /// It failed and waits for its next attempt.
     Parked {
         /// When that is due, in the time of [`Executor::pass`].
@@ -291,20 +298,28 @@ impl<T: Send + 'static> Executor<T> {
                 self.tell(&mut stalls[*at], found);
             }
         }
-        let mut tell = |entry: &Entry<T>, hash: u64, state: StallState| {
-            if let Some(at) = wanted.get(&(entry.epoch(), entry.place().index())) {
-                let found = Found { hash, tracked: entry.is_tracked(), state };
+        let mut tell = |tag: Tag, hash: u64, state: StallState| {
+            if let Some(at) = wanted.get(&(tag.epoch(), tag.index())) {
+                let found = Found { hash, tracked: tag.is_tracked(), state };
                 self.tell(&mut stalls[*at], found);
             }
         };
         for (hash, entry) in self.waiting() {
-            tell(entry, hash, self.state_in_list(hash));
+            tell(entry.tag, hash, self.state_in_list(hash));
+        }
+        if let Some(flights) = &self.flights {
+            for (hash, tag, since) in flights.aloft() {
+                tell(tag, hash, StallState::InFlight { busy: now.saturating_sub(since) });
+            }
+        }
+        for (hash, entry) in self.rates.iter().flat_map(|rates| rates.records()) {
+            tell(entry.tag, hash, StallState::Throttled);
         }
         for (hash, entry, until) in self.parking.records() {
-            tell(entry, hash, StallState::Parked { until });
+            tell(entry.tag, hash, StallState::Parked { until });
         }
         for (hash, entry) in self.parking.later() {
-            tell(entry, hash, StallState::BehindParked);
+            tell(entry.tag, hash, StallState::BehindParked);
         }
         stalls
     }
@@ -445,6 +460,7 @@ impl<T: Send + 'static> Executor<T> {
     fn waiting(&self) -> impl Iterator<Item = (u64, &Entry<T>)> {
         let listed = self.slab.all().map(|waiting| (waiting.hash, &waiting.entry));
         let holds = self.lanes.iter().flat_map(|lane| &lane.holds);
-        listed.chain(holds.flat_map(|hold| hold.entries()))
+        let loose = self.flights.iter().flat_map(|flights| flights.loose_records());
+        listed.chain(holds.flat_map(|hold| hold.entries())).chain(loose)
     }
 }
