@@ -262,8 +262,8 @@ fn limits_from_0_to_5000_keep_a_beginning() {
         let whole = map.encoded_len();
         let mut last = 0;
         for limit in 0..=5_000 {
-            // All limits near the ends, every seventh between.
-            if (20..4_080).contains(&limit) && limit % 7 != 0 && whole > 200 && limit != whole {
+            // Every limit where a try is cheap; the random patterns with thousands of ranges now and then.
+            if map.ranges().len() > 1_100 && limit % 331 != 0 {
                 continue;
             }
             let (text, cut) = encoder.encode_within(&map, limit);
@@ -388,7 +388,7 @@ fn damage_to_one_character_is_always_found() {
             DoneMap::decode(123_456_789, &damaged).expect_err(&damaged);
         }
     }
-    for base in (123_400_000..123_500_000).chain((0..62).map(|bit| 123_456_789 ^ (1 << bit))) {
+    for base in (123_456_000..123_458_000).chain((0..62).map(|bit| 123_456_789 ^ (1 << bit))) {
         assert_eq!(DoneMap::decode(base, &text).is_ok(), base == 123_456_789);
     }
 }
