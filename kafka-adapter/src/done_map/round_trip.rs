@@ -56,6 +56,9 @@ fn any_map(ranges: usize) -> impl Strategy<Value = DoneMap> {
     (base(), pieces).prop_map(|(base, pieces)| map_of(base, pieces))
 }
 
+/// A number below the given one.
+type Random<'a> = &'a mut dyn FnMut(u64) -> u64;
+
 /// The windows of the table in `docs/src/done-map.md`.
 fn windows() -> Vec<(&'static str, DoneMap)> {
     let mut state = 0x2545_F491_4F6C_DD1D_u64;
@@ -65,7 +68,7 @@ fn windows() -> Vec<(&'static str, DoneMap)> {
         state ^= state << 17;
         (state >> 11) % below
     };
-    let mut window = |done: &mut dyn FnMut(i64, &mut dyn FnMut(u64) -> u64) -> bool| {
+    let mut window = |done: &mut dyn FnMut(i64, Random<'_>) -> bool| {
         let mut map = DoneMap::new(0);
         for offset in 1..100_000 {
             if done(offset, &mut random) {

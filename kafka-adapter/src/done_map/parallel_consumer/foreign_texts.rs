@@ -3,6 +3,9 @@
 //! The texts were written by the encoders of the library `parallel-consumer-core` 0.5.3.3, all of them forced
 //! for each input, and read back by its own decoder.
 
+// A list of one range is meant.
+#![allow(clippy::single_range_in_vec_init)]
+
 use proptest::prelude::*;
 
 use super::*;
