@@ -229,8 +229,7 @@ impl Room {
 
     /// Whether fewer than `reserve` bytes are left, so that intake of the partition should slow down.
     ///
-    /// A reserve of [`MAX_GROWTH`] keeps the map whole for one further record, whichever it is; usual
-    /// patterns need one or two bytes for a record.
+    /// A reserve of [`MAX_GROWTH`] keeps the map whole for one further record, whichever it is.
     #[must_use]
     pub fn is_short(&self, reserve: usize) -> bool {
         self.bytes() < reserve
