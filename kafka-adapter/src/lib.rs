@@ -22,6 +22,7 @@
 mod assignment;
 mod client;
 mod consumer;
+pub mod done_map;
 mod error;
 mod event;
 mod fault;
