@@ -67,10 +67,15 @@ impl Tag {
         (self.0 >> 32) as u16
     }
 
-    /// Slot in its epoch's ring.
+    /// Slot of its epoch, slot and lap of the ring.
+    pub(crate) fn key(self) -> (u16, u32, NonZeroU8) {
+        (self.epoch(), self.0 as u32, self.lap())
+    }
+
     #[inline(always)]
-    pub(crate) fn index(self) -> u32 {
-        self.0 as u32
+    fn lap(self) -> NonZeroU8 {
+        // Laps have 7 bits.
+        NonZeroU8::new((self.0 >> 48) as u8 & 0x7f).unwrap_or(NonZeroU8::MIN)
     }
 
     /// Whether the record comes back whatever becomes of it.
@@ -100,9 +105,7 @@ impl<T> Entry<T> {
     /// Its place in its epoch's ring.
     #[inline(always)]
     pub(crate) fn place(&self) -> Place {
-        // Laps have 7 bits.
-        let lap = NonZeroU8::new((self.tag.0 >> 48) as u8 & 0x7f).unwrap_or(NonZeroU8::MIN);
-        Place { index: self.tag.0 as u32, lap }
+        Place { index: self.tag.0 as u32, lap: self.tag.lap() }
     }
 
     /// Class of its shard.

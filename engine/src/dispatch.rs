@@ -70,6 +70,8 @@ pub use stall::{OldHandler, Overdue, Stall, StallState, WorkerState};
 const PASS: u32 = 512;
 /// Most tied shards of one lane a pass looks at.
 const TIED: usize = 32;
+/// Most records of one shard that move from its list into a lane at a time, if others wait.
+const TURN: u32 = 64;
 /// Stands for the hash of a record without an order.
 pub(crate) const FREE: u64 = u64::MAX;
 /// From here on hashes are those of records without an order that were parked, one for each.
@@ -464,7 +466,7 @@ impl<T: Send + 'static> Executor<T> {
         }
         let written = stream.writer.written();
         drop(stream);
-        lane.note(id.slot, places.index, position, written);
+        lane.note(id.slot, (places.index, places.lap), position, written);
         (written, first)
     }
 
@@ -682,17 +684,20 @@ impl<T: Send + 'static> Executor<T> {
                 self.shards[shard_of(hash, shards) as usize].position = position;
             }
         }
-        // ... or has come back and is held.
+        // ... or has come back and is held, which may now be for a shorter time.
         for (hash, until) in lane.shorten_holds(claim) {
             let shard = &mut self.shards[shard_of(hash, shards) as usize];
-            if !is_free(hash) && reached(until, shard.position) {
+            let moves = reached(until, shard.position) || !reached(claim, shard.position);
+            if !is_free(hash) && moves {
                 shard.position = until;
             }
         }
         // What was recalled is in the lists, where it is counted.
         for closing in &mut self.closing {
-            let end = &mut closing.ends[index];
-            if !reached(claim, *end) {
+            // A lane that came later holds nothing of the epoch.
+            if let Some(end) = closing.ends.get_mut(index)
+                && !reached(claim, *end)
+            {
                 *end = claim;
             }
         }
@@ -762,10 +767,14 @@ impl<T: Send + 'static> Executor<T> {
         }
     }
 
-    /// Moves a shard's waiting records into a lane, as many as it has room for.
+    /// Moves a shard's waiting records into a lane, as many as it has room for; while other shards wait
+    /// for their turn, not more than [`TURN`] of them, or a batch.
     fn feed(&mut self, index: u32, to: usize) {
         let mut ended = Vec::new();
-        while self.lanes[to].room() > 0 {
+        let alone = self.ready.is_empty() && self.lanes[to].tied.is_empty();
+        let mut turn = if alone { u32::MAX } else { TURN.max(self.least) };
+        while self.lanes[to].room() > 0 && turn > 0 {
+            turn -= 1;
             let shard = &mut self.shards[index as usize];
             let (parked, node) = (shard.has_parked(), shard.head());
             let Some(Waiting { hash, mut entry }) = self.slab.pop(shard) else { break };
@@ -846,8 +855,9 @@ impl<T: Send + 'static> Executor<T> {
 
     /// Estimated work in the lane that has least, to judge how long a nap may be.
     pub fn backlog(&self) -> Duration {
-        let least = self.lanes.iter().map(Lane::backlog_ns).fold(f64::INFINITY, f64::min);
-        Duration::from_nanos(least as u64)
+        let active = self.lanes.iter().filter(|lane| lane.place == Seat::Active);
+        let least = active.map(Lane::backlog_ns).fold(f64::INFINITY, f64::min);
+        if least.is_finite() { Duration::from_nanos(least as u64) } else { Duration::ZERO }
     }
 
     /// Advances the epoch's watermark and says where it stands; `None` for an epoch that is gone.

@@ -214,7 +214,8 @@ impl Shared {
         }
         let begun = cursor.sequence;
         let offset = self.pass_jumps(&mut cursor, begun);
-        Standing { progress, place: cursor.place.index, offset, finished_behind }
+        let place = Place { index: cursor.place.index, lap: cursor.place.lap };
+        Standing { progress, place, offset, finished_behind }
     }
 
     /// Moves the cursor's base over the jumps up to the record before its sequence, which was at
@@ -405,8 +406,8 @@ impl Publish {
 #[derive(Debug)]
 pub(crate) struct Standing {
     pub(crate) progress: Progress,
-    /// Slot in the ring of the record at the watermark.
-    pub(crate) place: u32,
+    /// Place of the record at the watermark.
+    pub(crate) place: Place,
     /// Its offset.
     pub(crate) offset: i64,
     pub(crate) finished_behind: u64,

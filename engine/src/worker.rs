@@ -85,6 +85,19 @@ pub struct Spin {
     pub yields: u32,
 }
 
+impl Spin {
+    /// For the shortest wait: some tens of microseconds of looking before each sleep. A worker without
+    /// work then costs CPU each time it runs dry, but none while it sleeps.
+    pub fn latency() -> Self {
+        Spin { pauses: 2_000, yields: 32 }
+    }
+
+    /// For the least CPU: a worker without work sleeps at once.
+    pub fn cpu() -> Self {
+        Spin { pauses: 0, yields: 0 }
+    }
+}
+
 impl Default for Spin {
     fn default() -> Self {
         Spin { pauses: 20, yields: 8 }
@@ -595,6 +608,12 @@ impl<T: Send + 'static> Worker<T> {
     pub(crate) fn group(mut self, grouping: Option<Grouping>, around: bool) -> Self {
         (self.grouping, self.around) = (grouping, around);
         self
+    }
+
+    /// Whether it has ended: its lane is stopped and empty.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn is_over(&self) -> bool {
+        self.lane.stopped() && self.lane.is_empty()
     }
 
     /// Handles the next run; `false` when there is none.

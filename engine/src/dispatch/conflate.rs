@@ -18,7 +18,7 @@ use std::num::NonZeroU8;
 
 /// A carrier: the slot of its epoch, and its slot and lap in the ring. The lap, because a record that
 /// is finished may come back after its slot was used again.
-type Carrier = (u16, u32, NonZeroU8);
+pub(super) type Carrier = (u16, u32, NonZeroU8);
 
 fn carrier<T>(entry: &Entry<T>) -> Carrier {
     let place = entry.place();
@@ -42,6 +42,13 @@ impl Conflation {
 
     pub(super) fn carries<T>(&self, entry: &Entry<T>) -> bool {
         self.carried.contains_key(&carrier(entry))
+    }
+
+    /// Carried records and their carriers.
+    pub(super) fn pairs(&self) -> impl Iterator<Item = (Carrier, Carrier)> {
+        self.carried.iter().flat_map(|(carrier, places)| {
+            places.iter().map(|place| ((carrier.0, place.index(), place.lap), *carrier))
+        })
     }
 
     /// The newer record carries the older one, and what that carried.

@@ -136,7 +136,8 @@ impl<T> Lane<T> {
     #[inline(always)]
     pub(super) fn push(&mut self, hash: u64, entry: Entry<T>) -> u32 {
         self.hashes.set(self.tx.end(), hash);
-        self.note(entry.epoch(), entry.place().index(), self.tx.end(), 1);
+        let (epoch, index, lap) = entry.tag.key();
+        self.note(epoch, (index, lap), self.tx.end(), 1);
         let pushed = self.tx.push(entry).is_ok();
         // The limit is never above the number of slots, and callers look at the room first.
         debug_assert!(pushed, "a lane with room has a free slot");

@@ -16,6 +16,10 @@ use crate::error::InvalidSetting;
 use crate::lane::{Order, lane_from};
 use crate::sync::Arc;
 use crate::worker::{Common, Grouping, Handler, Post, Worker};
+use std::time::Duration;
+
+/// A worker that has not finished anything for so long is the first to go.
+const HANGS: Duration = Duration::from_secs(1);
 
 /// Whether a lane has a worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,7 +75,9 @@ impl<T: Send + 'static> Executor<T> {
     ///
     /// New ones begin at once. One that is to go finishes the records it has taken; the rest of its
     /// work goes to the others. This does not wait for it: a worker that never returns does not hold
-    /// it up, and stays among [`running_workers`](Self::running_workers).
+    /// it up, and stays among [`running_workers`](Self::running_workers). Workers that have not
+    /// finished anything for a second are the first to go, so a smaller number and the old one again
+    /// replace those that hang. Together with those that do not come back there are at most 4,096.
     ///
     /// The memory of the most workers there were at a time is kept.
     ///
@@ -116,6 +122,11 @@ impl<T: Send + 'static> Executor<T> {
             .make(&self.handler, &self.common, from)
             .ok_or_else(|| InvalidSetting::new("workers", "no memory for so many"))?;
         let index = vacant.unwrap_or(self.lanes.len());
+        if index >= MOST_WORKERS as usize {
+            let leaving = self.retiring;
+            let reason = format!("{leaving} that were to go have not come back from a handler");
+            return Err(InvalidSetting::new("workers", reason));
+        }
         match vacant {
             Some(index) => self.lanes[index] = lane,
             None => self.lanes.push(lane),
@@ -123,23 +134,30 @@ impl<T: Send + 'static> Executor<T> {
         Ok((index, worker))
     }
 
-    /// Asks workers to go until there are `wanted`; the last ones first.
+    /// Asks workers to go until there are `wanted`: those first that have not finished anything for
+    /// longest, if that is long, then the last ones.
     pub(super) fn retire_down_to(&mut self, wanted: usize) {
         let mut surplus = self.workers().saturating_sub(wanted);
-        for index in (0..self.lanes.len()).rev() {
-            if surplus == 0 {
-                return;
-            }
-            if self.lanes[index].place == Place::Active {
-                surplus -= 1;
-                self.lanes[index].place = Place::Retiring;
-                self.recall(index);
-                let lane = &mut self.lanes[index];
-                lane.set_limits(self.recipe.least);
-                lane.stop();
-                self.retiring += 1;
+        let hangs =
+            |lane: &Lane<T>| lane.tx.pending() > 0 && lane.stuck_ns > HANGS.as_nanos() as f64;
+        for hanging in [true, false] {
+            for index in (0..self.lanes.len()).rev() {
+                let lane = &self.lanes[index];
+                if surplus > 0 && lane.place == Place::Active && (!hanging || hangs(lane)) {
+                    surplus -= 1;
+                    self.retire(index);
+                }
             }
         }
+    }
+
+    fn retire(&mut self, index: usize) {
+        self.lanes[index].place = Place::Retiring;
+        self.retiring += 1;
+        self.recall(index);
+        let lane = &mut self.lanes[index];
+        lane.set_limits(self.recipe.least);
+        lane.stop();
     }
 
     /// Notes which places are vacant now.
@@ -151,10 +169,9 @@ impl<T: Send + 'static> Executor<T> {
             if lane.place == Place::Retiring && lane.is_over() {
                 lane.place = Place::Vacant;
                 self.retiring -= 1;
-                if let Some(thread) = lane.thread.take() {
-                    // It has let go of the lane as the last thing it did. A worker does not panic.
-                    let _ = thread.join();
-                }
+                // It has let go of the lane as the last thing it did. Not joined: what the user's
+                // thread-local values do when they go may take its time.
+                lane.thread = None;
             }
         }
     }

@@ -4,6 +4,7 @@
 //! that are neighbours in the ring of one epoch, too; most entries come in streaks of many. An epoch
 //! remembers when it had admitted how much, at most once in [`RESOLUTION`].
 
+use super::conflate::Conflation;
 use super::lane::Lane;
 use super::parking::Parked;
 use super::resize::Place as Seat;
@@ -12,6 +13,7 @@ use crate::batch::{Entry, Tag};
 use crate::epoch::EpochId;
 use crate::lane::{advance, distance, reached};
 use std::collections::{HashMap, VecDeque};
+use std::num::NonZeroU8;
 use std::time::Duration;
 
 /// How exactly a record's age is known.
@@ -136,8 +138,9 @@ pub(super) struct Streak {
     /// Position of the first one.
     position: u32,
     count: u32,
-    /// Slot in the ring of the first one.
+    /// Slot in the ring of the first one, and the lap, which tells records that had the slot before.
     index: u32,
+    lap: NonZeroU8,
     epoch: u16,
 }
 
@@ -150,15 +153,17 @@ impl Streak {
 impl<T> Lane<T> {
     /// Notes entries that were pushed.
     #[inline]
-    pub(super) fn note(&mut self, epoch: u16, index: u32, position: u32, count: u32) {
+    pub(super) fn note(&mut self, epoch: u16, place: (u32, NonZeroU8), position: u32, count: u32) {
+        let (index, lap) = place;
         if let Some(last) = self.streaks.back_mut()
             && last.epoch == epoch
             && last.index.wrapping_add(last.count) == index
+            && last.lap == lap
             && last.end() == position
         {
             last.count += count;
         } else if count > 0 {
-            self.streaks.push_back(Streak { position, count, index, epoch });
+            self.streaks.push_back(Streak { position, count, index, lap, epoch });
         }
     }
 
@@ -185,12 +190,14 @@ impl<T> Lane<T> {
         }
     }
 
-    /// Position of the entry of a slot in an epoch's ring.
-    fn position_of(&self, epoch: u16, index: u32) -> Option<u32> {
+    /// Position of the entry of a place in an epoch's ring.
+    fn position_of(&self, (epoch, index, lap): Key) -> Option<u32> {
         let has = |streak: &&Streak| {
-            streak.epoch == epoch && index.wrapping_sub(streak.index) < streak.count
+            streak.epoch == epoch
+                && streak.lap == lap
+                && index.wrapping_sub(streak.index) < streak.count
         };
-        // The youngest: an older one with this slot is of a lap that is over.
+        // The youngest, should it have been sent more than once.
         let streak = self.streaks.iter().rev().find(has)?;
         let position = advance(streak.position, index - streak.index);
         // What is reclaimed is not here any more.
@@ -248,6 +255,9 @@ impl Admissions {
     }
 }
 
+/// A record: the slot of its epoch, its slot and lap in the ring.
+type Key = (u16, u32, NonZeroU8);
+
 /// Where a record was found.
 struct Found {
     hash: u64,
@@ -273,7 +283,7 @@ impl<T: Send + 'static> Executor<T> {
             }
             // At most 2^16 epochs.
             let number = index as u16;
-            wanted.insert((number, standing.place), stalls.len());
+            wanted.insert((number, standing.place.index, standing.place.lap), stalls.len());
             stalls.push(Stall {
                 epoch: EpochId { slot: number, generation: slot.generation },
                 offset: standing.offset,
@@ -290,16 +300,22 @@ impl<T: Send + 'static> Executor<T> {
                 unfinished: standing.progress.unfinished - standing.finished_behind,
             });
         }
-        for ((epoch, place), at) in &wanted {
+        // A record that was conflated is where the newer one is.
+        for (carried, carrier) in self.conflation.iter().flat_map(Conflation::pairs) {
+            if let Some(at) = wanted.get(&carried) {
+                wanted.insert(carrier, *at);
+            }
+        }
+        for (key, at) in &wanted {
             if stalls[*at].state == StallState::Failed {
                 continue;
             }
-            if let Some(found) = self.find_in_lanes(*epoch, *place) {
+            if let Some(found) = self.find_in_lanes(*key) {
                 self.tell(&mut stalls[*at], found);
             }
         }
         let mut tell = |tag: Tag, hash: u64, state: StallState| {
-            if let Some(at) = wanted.get(&(tag.epoch(), tag.index())) {
+            if let Some(at) = wanted.get(&tag.key()) {
                 let found = Found { hash, tracked: tag.is_tracked(), state };
                 self.tell(&mut stalls[*at], found);
             }
@@ -337,9 +353,9 @@ impl<T: Send + 'static> Executor<T> {
         stall.dead_letter = parked.is_some_and(Parked::is_buried);
     }
 
-    fn find_in_lanes(&self, epoch: u16, place: u32) -> Option<Found> {
+    fn find_in_lanes(&self, key: Key) -> Option<Found> {
         self.lanes.iter().enumerate().find_map(|(worker, lane)| {
-            let position = lane.position_of(epoch, place)?;
+            let position = lane.position_of(key)?;
             let hash = lane.hash_at(position);
             // An entry that is handed back and held is no longer in its lane.
             let taken = distance(lane.tx.reclaimed(), position)
