@@ -12,6 +12,7 @@ use crate::budget::Flaw;
 use crate::error::{InvalidSetting, Refused};
 use crate::ring::boxed;
 use crate::sync::{AtomicU64, Ordered64, Ordering};
+use crate::wake::Waker;
 
 /// Notes of a meter. Twice as many as can be open, as each but the last holds a grain.
 #[cfg(not(loom))]
@@ -42,12 +43,13 @@ pub struct Limits {
     pub(crate) bytes: Option<u64>,
     pub(crate) span: Option<u64>,
     pub(crate) budget: Option<Budget>,
+    pub(crate) waker: Option<Waker>,
 }
 
 impl Limits {
     /// At most `records` admitted and not yet passed by the watermark; no other limit.
     pub fn new(records: u32) -> Self {
-        Limits { records, bytes: None, span: None, budget: None }
+        Limits { records, bytes: None, span: None, budget: None, waker: None }
     }
 
     /// Most bytes of the records that are admitted and not yet passed. A record that is larger is
@@ -71,6 +73,15 @@ impl Limits {
     #[must_use]
     pub fn budget(mut self, budget: &Budget) -> Self {
         self.budget = Some(budget.clone());
+        self
+    }
+
+    /// Who is woken by tickets that end while it sleeps because its record was refused: see
+    /// [`Window::wait_room`](crate::Window::wait_room). Each end then costs a fence. An executor wakes
+    /// its own driver and does not need it.
+    #[must_use]
+    pub fn waker(mut self, waker: Waker) -> Self {
+        self.waker = Some(waker);
         self
     }
 

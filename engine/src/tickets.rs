@@ -105,6 +105,9 @@ impl Tickets {
             left &= left - 1;
             mark(&self.shared, &self.place.plus(bit, capacity));
         }
+        if marked != 0 {
+            self.shared.tell();
+        }
         marked
     }
 }

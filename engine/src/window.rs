@@ -12,10 +12,12 @@ use crate::snapshot::{Merge, Snapshot, drop_below, normalised};
 use crate::sync::{Arc, AtomicBool, AtomicI64, AtomicU32, AtomicU64, Mutex, Ordered64, Ordering};
 use crate::ticket::Ticket;
 use crate::tickets::Tickets;
+use crate::wake::{Waiter, Waker};
 use crossbeam_utils::CachePadded;
 use std::collections::VecDeque;
 use std::num::NonZeroU8;
 use std::ops::Range;
+use std::time::Duration;
 
 /// The last offset a record may have: the watermark after it must still be an `i64`.
 pub(crate) const LAST_OFFSET: i64 = i64::MAX - 1;
@@ -105,6 +107,8 @@ pub(crate) struct Shared {
     meter: Option<Meter>,
     /// The executor's: records that have not been started must not start any more.
     halted: AtomicBool,
+    /// Who may wait for records to end.
+    waker: Option<Waker>,
 }
 
 impl Shared {
@@ -132,6 +136,22 @@ impl Shared {
         // Relaxed: a worker that halts an epoch sees its own store for the later records of the
         // same key, which are in the same lane; for other keys any moment is as good.
         self.halted.load(Ordering::Relaxed)
+    }
+
+    /// Tickets have ended.
+    #[inline]
+    pub(crate) fn tell(&self) {
+        if let Some(waker) = &self.waker {
+            waker.wake_refused();
+        }
+    }
+
+    /// The broken twin of [`tell`](Self::tell), for the model that must fail.
+    #[cfg(loom)]
+    pub(crate) fn tell_weakly(&self) {
+        if let Some(waker) = &self.waker {
+            waker.wake_refused_weakly();
+        }
     }
 
     /// Whether it was halted before.
@@ -471,6 +491,8 @@ pub struct Window {
     /// The last move that admitted nothing: how many records were admitted then, and the last one's
     /// offset.
     moved: Option<(u64, i64)>,
+    /// What `passed` was when room was last looked for.
+    seen: u64,
 }
 
 /// What each record has to pass, beside the capacity.
@@ -554,6 +576,7 @@ impl Window {
             // The last that can fail: from here on it must be ended, see `release`.
             meter: Meter::new(limits).map_err(|()| no_memory())?,
             halted: AtomicBool::new(false),
+            waker: limits.waker.clone(),
         };
         let gated = limits.span.is_some() || shared.meter.is_some() || !restored.is_empty();
         let gate =
@@ -562,6 +585,7 @@ impl Window {
             full_at: if gated { 0 } else { u64::from(capacity) },
             gate,
             moved: None,
+            seen: 0,
             shared: Arc::new(shared),
             next: Place::first(),
             admitted: 0,
@@ -873,12 +897,44 @@ impl Window {
     pub fn fresh_room(&mut self) -> u32 {
         // Acquire: pairs with the Release in `scan`; the passed slots are free for reuse.
         let passed = self.shared.passed.load(Ordering::Acquire);
+        self.seen = passed;
         let full_at = passed + u64::from(self.shared.ring.capacity());
         if !self.pinned() {
             self.full_at = full_at;
         }
         // At most the capacity, which is a `u32`.
         (full_at - self.admitted) as u32
+    }
+
+    /// Sleeps, after a record was refused, until it is worth offering it again: until the watermark has
+    /// moved since then, or `limit` has passed. Returns whether it has moved.
+    ///
+    /// The window must have been opened with the [waker](Limits::waker) of `waiter`; its tickets then
+    /// wake the sleeping thread when they end, and only then. No wake-up is lost. Room in a
+    /// [`Budget`](crate::Budget) may come from another window; its tickets wake this thread if it was
+    /// opened with the same waker, and `limit` bounds the sleep in any case.
+    pub fn wait_room(&self, waiter: &Waiter, limit: Duration) -> bool {
+        self.wait_room_with(|ready| waiter.wait_refused(limit, ready))
+    }
+
+    fn wait_room_with(&self, wait: impl FnOnce(&dyn Fn() -> bool)) -> bool {
+        let (watermark, seen) = (self.watermark(), self.seen);
+        let moved = || {
+            watermark.advance();
+            // Acquire: pairs with the Release in `scan`; the passed slots are free for reuse.
+            watermark.shared.passed.load(Ordering::Acquire) != seen
+        };
+        if moved() {
+            return true;
+        }
+        wait(&moved);
+        moved()
+    }
+
+    /// The broken twin of [`wait_room`](Self::wait_room), which is deaf to tickets.
+    #[cfg(loom)]
+    pub fn wait_room_weakly(&self, waiter: &Waiter, limit: Duration) -> bool {
+        self.wait_room_with(|ready| waiter.wait_refused_weakly(limit, ready))
     }
 
     /// The reading side.

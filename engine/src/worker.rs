@@ -638,6 +638,8 @@ impl<T: Send + 'static> Worker<T> {
         let spin = self.desk.common.spin;
         loop {
             if self.turn() {
+                // A driver whose record was refused may have room now.
+                self.desk.common.waker.wake_refused();
                 continue;
             }
             // Dry: the dispatcher may be napping on the thought that this lane is busy.

@@ -3,7 +3,7 @@
 
 use loom::sync::atomic::{AtomicU32, Ordering};
 use loom::thread;
-use plimsoll_engine::{Waiter, Waker};
+use plimsoll_engine::{Limits, Refused, Ticket, Waiter, Waker, Window};
 use plimsoll_loom_tests::{Bound, Spared, explore};
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -75,4 +75,44 @@ fn twin_a_waker_without_a_fence() {
 #[should_panic(expected = "deadlock")]
 fn twin_a_waiter_without_a_fence() {
     explore(Bound::Exhaustive, || work_arrives(1, wait_weakly, Waker::wake));
+}
+
+/// A window of one record is full; another thread ends that record. The driving thread, whose next
+/// record was refused, sleeps until there is room. Returns how often it slept, or was about to.
+fn room_comes(wait: fn(&Window, &Waiter, Duration) -> bool, finish: fn(Ticket)) -> u32 {
+    let waiter = Spared::new(Waiter::new());
+    let limits = Limits::new(1).waker(waiter.waker());
+    let mut window = Spared::new(Window::open_with(0, &limits).unwrap());
+    let first = window.admit(0).unwrap();
+    let handler = thread::spawn(move || finish(first));
+    let mut waits = 0;
+    let second = loop {
+        match window.admit(1) {
+            Ok(ticket) => break ticket,
+            Err(refused) => assert_eq!(refused, Refused::Full { capacity: 1 }),
+        }
+        wait(&window, &waiter, LIMIT);
+        waits += 1;
+    };
+    second.finish();
+    handler.join().unwrap();
+    waits
+}
+
+#[test]
+fn who_was_refused_is_woken() {
+    let waits = explore(Bound::Exhaustive, || room_comes(Window::wait_room, Ticket::finish));
+    assert!(waits.contains(&1), "{waits:?}");
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn twin_a_ticket_that_wakes_without_a_fence() {
+    explore(Bound::Exhaustive, || room_comes(Window::wait_room, Ticket::finish_quietly));
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn twin_a_refused_thread_without_a_fence() {
+    explore(Bound::Exhaustive, || room_comes(Window::wait_room_weakly, Ticket::finish));
 }

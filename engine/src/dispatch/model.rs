@@ -244,7 +244,11 @@ impl World {
                 StallState::Queued { .. }
                 | StallState::Parked { .. }
                 | StallState::BehindParked
-                | StallState::Throttled => handled || (record.finished && !epoch.halts),
+                | StallState::Throttled => {
+                    // A conflated record is finished when the dispatcher has the newer one back.
+                    let finished = record.finished && !self.settings.extras.conflate;
+                    handled || (finished && !epoch.halts)
+                }
                 StallState::Failed => handled || !epoch.halts,
                 // Seen by the ring and not by the scan: not in this model, where nothing is at once.
                 _ => !epoch.halts && !record.finished,
