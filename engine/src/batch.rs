@@ -67,6 +67,12 @@ impl Tag {
         (self.0 >> 32) as u16
     }
 
+    /// Which record it is: the next number is the next slot of the same ring and lap.
+    #[inline(always)]
+    pub(crate) fn bare(self) -> u64 {
+        self.0 & (TRACKED - 1)
+    }
+
     /// Slot of its epoch, slot and lap of the ring.
     pub(crate) fn key(self) -> (u16, u32, NonZeroU8) {
         (self.epoch(), self.0 as u32, self.lap())

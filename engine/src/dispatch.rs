@@ -400,7 +400,8 @@ impl<T: Send + 'static> Executor<T> {
     /// # Errors
     /// [`Rejected`] hands back the first record that was not admitted; those before it were, and
     /// those after it were not taken from the iterator.
-    #[inline]
+    // In a function of its own the loop has all registers.
+    #[inline(never)]
     pub fn offer_all(
         &mut self,
         id: EpochId,
@@ -412,9 +413,22 @@ impl<T: Send + 'static> Executor<T> {
             let (taken, first) = self.stream(id, &mut records);
             count += taken;
             let Some((offset, route, payload)) = first else { return Ok(count) };
-            self.offer(id, offset, route, payload)?;
+            self.offer_one(id, offset, route, payload)?;
             count += 1;
         }
+    }
+
+    /// [`offer`](Self::offer) for [`offer_all`](Self::offer_all), out of its way.
+    #[cold]
+    #[inline(never)]
+    fn offer_one(
+        &mut self,
+        id: EpochId,
+        offset: i64,
+        route: Route,
+        payload: T,
+    ) -> Result<(), Rejected<T>> {
+        self.offer(id, offset, route, payload)
     }
 
     /// Takes records in as long as they are contiguous and go straight into the current lane.
@@ -435,35 +449,36 @@ impl<T: Send + 'static> Executor<T> {
         }
         Self::note_admission(slot, self.last_pass);
         let places = slot.window.places(lane.easy.saturating_sub(lane.tx.pending()));
-        let (current, shards, hashes) = (self.current as u32, &mut *self.shards, &*lane.hashes);
+        let (current, shards) = (self.current as u32, &mut *self.shards);
         let position = lane.tx.end();
-        let mut stream = Stream { writer: lane.tx.writer(places.count), window: &mut slot.window };
-        let writer = &mut stream.writer;
+        let hashes = lane.hashes.from(position);
         let tag = Tag::new(places.index, id.slot, places.lap);
-        let mut first = None;
-        for record in records {
-            let Route::Ordered(hash) = record.1 else {
-                first = Some(record);
-                break;
-            };
-            let hash = not_free(hash);
-            let index = shard_of(hash, shards.len());
-            // Whether or not its earlier records are still in the lane, it may go there. One test
-            // for both cases, because which it is nobody can predict.
-            let Some(shard) = shards.get_mut(index as usize).filter(|shard| {
-                shard.goes_straight_to(current)
-                    && record.0.wrapping_sub(places.offset) == i64::from(writer.written())
-                    && !writer.is_full()
-            }) else {
-                first = Some(record);
-                break;
-            };
-            hashes.set(writer.end(), hash);
-            let tag = tag.plus(writer.written(), class_of(index));
-            let pushed = writer.push(Entry { payload: record.2, tag }).is_ok();
-            debug_assert!(pushed, "it was not full");
-            shard.position = writer.end();
-        }
+        let mut stream = Stream { writer: lane.tx.writer(places.count), window: &mut slot.window };
+        let slots = stream.writer.slots();
+        // One counter for everything, and nothing that may panic but the source: so that what the loop
+        // works on stays in registers.
+        let mut expected = places.offset;
+        let first = 'fill: {
+            for (n, (free, hash_place)) in (0_u32..).zip(slots.zip(hashes)) {
+                let Some(record) = records.next() else { break 'fill None };
+                let Route::Ordered(hash) = record.1 else { break 'fill Some(record) };
+                let hash = not_free(hash);
+                let index = shard_of(hash, shards.len());
+                // Whether or not its earlier records are still in the lane, it may go there. One
+                // test for both cases, because which it is nobody can predict.
+                let Some(shard) = shards.get_mut(index as usize) else { break 'fill Some(record) };
+                if !shard.goes_straight_to(current) || record.0 != expected {
+                    break 'fill Some(record);
+                }
+                // At most the last offset and one.
+                expected = expected.wrapping_add(1);
+                hash_place.set(hash as i64);
+                let tag = tag.plus(n, class_of(index));
+                stream.writer.fill(free, Entry { payload: record.2, tag });
+                shard.position = advance(position, n + 1);
+            }
+            records.next()
+        };
         let written = stream.writer.written();
         drop(stream);
         lane.note(id.slot, (places.index, places.lap), position, written);

@@ -39,8 +39,6 @@ use std::mem::MaybeUninit;
 pub(crate) const POSITION: u32 = (1 << 31) - 1;
 const ASLEEP: u64 = 1 << 31;
 const END_SHIFT: u32 = 32;
-/// Bytes of a cache line.
-const LINE: u32 = 64;
 /// How many entries ahead a [`Writer`] asks for a slot, whose cache line the worker holds since the
 /// last lap. What it saves was measured: see "The dispatcher asks for a lane's lines ahead" in
 /// `docs/src/design.md`.
@@ -285,12 +283,14 @@ impl<E> LaneTx<E> {
         Ok(())
     }
 
-    /// Puts up to `most` entries behind the last one, with the lane's numbers in registers.
+    /// Free slots behind the last entry, at most `most` and those that lie together.
     #[inline(always)]
     pub fn writer(&mut self, most: u32) -> Writer<'_, E> {
         let most = most.min(self.length() - self.pending());
         let LaneTx { shared, staged, .. } = self;
-        Writer { slots: &shared.slots, start: *staged, staged, most, written: 0 }
+        let from = *staged as usize & (shared.slots.len() - 1);
+        let to = shared.slots.len().min(from + most as usize);
+        Writer { slots: &shared.slots[from..to], staged, written: 0 }
     }
 
     /// Publishes what was pushed. Returns whether the worker was asleep: the caller must unpark it.
@@ -436,69 +436,58 @@ impl<E> LaneTx<E> {
     }
 }
 
-/// [`LaneTx::push`] for many entries. Dropping it gives the lane its position back.
+/// [`LaneTx::push`] for many entries, slot by slot. Dropping it gives the lane its position back.
 #[derive(Debug)]
 pub struct Writer<'a, E> {
     slots: &'a [UnsafeCell<MaybeUninit<E>>],
     staged: &'a mut u32,
-    start: u32,
-    most: u32,
     written: u32,
 }
 
-impl<E> Writer<'_, E> {
-    /// Entries in a cache line.
-    const PER_LINE: u32 = match size_of::<E>() {
-        0 => LINE,
-        size if size < LINE as usize => LINE / size as u32,
-        _ => 1,
-    };
+/// A free slot of a [`Writer`].
+#[derive(Debug)]
+pub struct FreeSlot<'a, E> {
+    slot: &'a UnsafeCell<MaybeUninit<E>>,
+    number: u32,
+}
 
-    /// Whether nothing more can be pushed.
+impl<'a, E> Writer<'a, E> {
+    /// The free slots, in order. They are to be [filled](Self::fill) in order, without a gap.
     #[inline(always)]
-    pub fn is_full(&self) -> bool {
-        self.written == self.most
+    pub fn slots(&self) -> impl ExactSizeIterator<Item = FreeSlot<'a, E>> + use<'a, E> {
+        // Fewer than 2^16.
+        let numbered = self.slots.iter().enumerate();
+        numbered.map(|(number, slot)| FreeSlot { slot, number: number as u32 })
     }
 
-    /// Position after the last pushed entry.
+    /// Puts an entry into the next slot.
+    ///
+    /// # Panics
+    /// When it is not the next one: nothing is written then.
     #[inline(always)]
-    pub fn end(&self) -> u32 {
-        advance(self.start, self.written)
+    pub fn fill(&mut self, free: FreeSlot<'a, E>, entry: E) {
+        assert!(free.number == self.written, "slot {} after {}", free.number, self.written);
+        free.slot.with_mut(|slot| {
+            prefetch_for_write(slot.wrapping_add(AHEAD as usize));
+            // SAFETY: as in `LaneTx::push`, whose half this borrows: the slot is one of those that
+            // are free behind `staged`, and `written`, which only grows, has not reached it before.
+            // Tested by `lane_hand_over` (loom).
+            unsafe { (*slot).write(entry) };
+        });
+        self.written = free.number + 1;
     }
 
-    /// Entries pushed with this writer.
+    /// Entries put into slots.
     #[inline(always)]
     pub fn written(&self) -> u32 {
         self.written
-    }
-
-    /// As [`LaneTx::push`].
-    ///
-    /// # Errors
-    /// Hands the entry back when the writer is full.
-    #[inline(always)]
-    pub fn push(&mut self, entry: E) -> Result<(), E> {
-        if self.is_full() {
-            return Err(entry);
-        }
-        let position = self.end();
-        if position.is_multiple_of(Self::PER_LINE) {
-            slot_of(self.slots, advance(position, AHEAD)).with_mut(prefetch_for_write);
-        }
-        slot_of(self.slots, position).with_mut(|slot| {
-            // SAFETY: as in `LaneTx::push`, which this borrows: `position` is less than `most`
-            // behind `staged`, and so many slots are free. Tested by `lane_hand_over` (loom).
-            unsafe { (*slot).write(entry) };
-        });
-        self.written += 1;
-        Ok(())
     }
 }
 
 impl<E> Drop for Writer<'_, E> {
     #[inline(always)]
     fn drop(&mut self) {
-        *self.staged = self.end();
+        *self.staged = advance(*self.staged, self.written);
     }
 }
 

@@ -120,6 +120,19 @@ impl Ring {
         self.stamps[place.index as usize].store(place.done(), order.ordering());
     }
 
+    /// Marks a record and its neighbours as done, as long as `next` finds that there is one more. It is
+    /// not asked beyond the end of the ring, but once more there.
+    #[inline(always)]
+    pub(crate) fn mark_streak(&self, first: &Place, mut next: impl FnMut() -> bool) {
+        for stamp in &self.stamps[first.index as usize..] {
+            // Release: as `mark`.
+            stamp.store(first.done(), Ordering::Release);
+            if !next() {
+                return;
+            }
+        }
+    }
+
     /// Marks a record as failed: the reader stops there.
     #[inline]
     pub(crate) fn mark_failed(&self, place: &Place) {

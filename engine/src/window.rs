@@ -5,6 +5,7 @@
 //! sequence plus a constant, and where they are not, the new constant is noted as a jump, see [`Jumps`]. So a
 //! gap of any size costs one note, and a record without a gap before it costs no store at all.
 
+use crate::batch::Entry;
 use crate::error::{InvalidSetting, Refused};
 use crate::limits::{Limits, Meter, Settled, Taken};
 use crate::ring::{Flag, Mark, Place, Ring, boxed};
@@ -115,6 +116,24 @@ impl Shared {
     #[inline]
     pub(crate) fn finish(&self, place: &Place, order: Mark) {
         self.ring.mark(place, order);
+    }
+
+    /// Marks entries of this epoch as done: `first` and those of `more` that are its neighbours in the
+    /// ring, as most are. Returns the first of the others.
+    #[inline]
+    pub(crate) fn finish_streak<'a, T>(
+        &self,
+        first: &'a Entry<T>,
+        more: &mut impl Iterator<Item = &'a Entry<T>>,
+    ) -> Option<&'a Entry<T>> {
+        let mut others = None;
+        let mut place = first.tag.bare();
+        self.ring.mark_streak(&first.place(), || {
+            place += 1;
+            others = more.next();
+            others.is_some_and(|entry| entry.tag.bare() == place)
+        });
+        others
     }
 
     #[inline]

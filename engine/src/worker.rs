@@ -320,13 +320,11 @@ impl Desk {
 
     #[inline]
     fn part_done<T>(&self, run: &Run<'_, Entry<T>>, from: u32, to: u32) {
-        let mut entries = run.range(from, to).peekable();
-        while let Some(entry) = entries.peek() {
-            let slot = entry.epoch();
-            let Some(epoch) = self.cache.get(slot) else { return };
-            while let Some(entry) = entries.next_if(|entry| entry.epoch() == slot) {
-                epoch.finish(&entry.place(), Mark::Publish);
-            }
+        let mut entries = run.range(from, to);
+        let mut next = entries.next();
+        while let Some(first) = next {
+            let Some(epoch) = self.cache.get(first.epoch()) else { return };
+            next = epoch.finish_streak(first, &mut entries);
         }
     }
 

@@ -56,6 +56,12 @@ impl<const LENGTH: usize> Hashes<LENGTH> {
         self.0[position as usize % LENGTH].get() as u64
     }
 
+    /// Those from a position up to the end of the slots.
+    #[inline(always)]
+    pub(super) fn from(&self, position: u32) -> std::slice::Iter<'_, Ordered64> {
+        self.0.get(position as usize % LENGTH..).unwrap_or_default().iter()
+    }
+
     /// Sets it, before the entry is published.
     #[inline(always)]
     pub fn set(&self, position: u32, hash: u64) {
