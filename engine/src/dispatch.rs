@@ -791,8 +791,8 @@ impl<T: Send + 'static> Executor<T> {
         while self.lanes[to].room() > 0 && turn > 0 {
             turn -= 1;
             let shard = &mut self.shards[index as usize];
-            let (parked, node) = (shard.has_parked(), shard.head());
-            let Some(Waiting { hash, mut entry }) = self.slab.pop(shard) else { break };
+            let (parked, node) = (shard.has_parked(), self.slab.head(index));
+            let Some(Waiting { hash, mut entry }) = self.slab.pop(index, shard) else { break };
             self.unlist(hash, node);
             let tracked = entry.is_tracked();
             if parked && !tracked && self.is_parked(hash) {

@@ -785,6 +785,39 @@ mod tests {
     }
 
     #[test]
+    fn a_writer_fills_what_lies_together() {
+        let (mut tx, mut rx) = pair::<u32>(8);
+        let mut next = 0;
+        for most in (0..9).cycle().take(200) {
+            let mut writer = tx.writer(most);
+            let slots = writer.slots();
+            assert!(slots.len() <= most as usize);
+            for free in slots {
+                writer.fill(free, next);
+                next += 1;
+            }
+            drop(writer);
+            tx.flush();
+            tx.set_run(8);
+            while let Some(run) = rx.claim(8) {
+                let first = next - run.len();
+                assert!(run.range(0, run.len()).copied().eq(first..next));
+            }
+            tx.reclaim();
+        }
+        assert!(next > 500);
+    }
+
+    #[test]
+    #[should_panic(expected = "slot 1 after 0")]
+    fn a_slot_cannot_be_left_out() {
+        let (mut tx, _rx) = pair::<u32>(8);
+        let mut writer = tx.writer(4);
+        let free = writer.slots().nth(1).unwrap();
+        writer.fill(free, 1);
+    }
+
+    #[test]
     fn positions_survive_their_wrap() {
         assert_eq!(distance(POSITION, 0), 1);
         assert!(reached(0, POSITION));

@@ -2,63 +2,56 @@
 //!
 //! Only the dispatcher touches them, so everything here is plain sequential code.
 
+use crate::ring::boxed;
+
 /// "No lane", "no node".
 pub(crate) const NONE: u32 = u32::MAX;
 
 /// One ordering domain. Its records are in at most one lane at a time.
 ///
-/// The first half is what the dispatcher checks for each record, the second what it writes.
+/// 8 bytes, since the dispatcher looks at one for each record, mostly another one: the fewer bytes they
+/// all have, the more of them are near. The list of waiting records is in the [`Slab`].
 #[derive(Debug, Clone)]
-#[repr(C)]
 pub(crate) struct Shard {
-    /// The lane that holds, or last held, its records; with [`PARKED`].
+    /// The lane that holds, or last held, its records; with [`PARKED`] and [`WAITS`].
     lane: u32,
-    /// The list of waiting records, oldest first: younger than all in the lane.
-    head: u32,
     /// Position in the lane after its last record there. The shard may change lane only when the
     /// lane's `done` has reached it.
     pub(crate) position: u32,
-    tail: u32,
 }
 
 /// Some key of the shard is parked. Beside the lane, so that the check that a record may go straight
 /// into it also finds this.
 const PARKED: u32 = 1 << 31;
+/// It has waiting records. Likewise.
+const WAITS: u32 = 1 << 30;
+const FLAGS: u32 = PARKED | WAITS;
 
 impl Shard {
     pub(crate) fn new() -> Self {
-        Shard { lane: NONE & !PARKED, head: NONE, position: 0, tail: NONE }
+        Shard { lane: NONE & !FLAGS, position: 0 }
     }
 
     /// Whether it has waiting records.
     #[inline(always)]
     pub(crate) fn waits(&self) -> bool {
-        self.head != NONE
-    }
-
-    /// Nodes of its oldest and of its youngest waiting record, if it has any.
-    pub(crate) fn head(&self) -> u32 {
-        self.head
-    }
-
-    pub(crate) fn tail(&self) -> u32 {
-        self.tail
+        self.lane & WAITS != 0
     }
 
     /// Whether it is at home in the lane, without a parked key and without waiting records.
     #[inline(always)]
     pub(crate) fn goes_straight_to(&self, lane: u32) -> bool {
-        self.lane == lane && self.head == NONE
+        self.lane == lane
     }
 
     #[inline(always)]
     pub(crate) fn lane(&self) -> usize {
-        (self.lane & !PARKED) as usize
+        (self.lane & !FLAGS) as usize
     }
 
     #[inline]
     pub(crate) fn set_lane(&mut self, lane: u32) {
-        self.lane = self.lane & PARKED | lane;
+        self.lane = self.lane & FLAGS | lane;
     }
 
     #[inline]
@@ -68,6 +61,10 @@ impl Shard {
 
     pub(crate) fn set_parked(&mut self, parked: bool) {
         self.lane = self.lane & !PARKED | if parked { PARKED } else { 0 };
+    }
+
+    fn set_waits(&mut self, waits: bool) {
+        self.lane = self.lane & !WAITS | if waits { WAITS } else { 0 };
     }
 }
 
@@ -84,18 +81,34 @@ struct Node<E> {
     next: u32,
 }
 
-/// The nodes of all lists. Freed nodes are used again, so that it allocates only when more records
+/// A list of waiting records, oldest first: younger than all of the shard in a lane.
+#[derive(Debug, Clone, Copy)]
+struct List {
+    head: u32,
+    tail: u32,
+}
+
+/// The lists of all shards, and their nodes. Freed nodes are used again, so that it allocates only when more records
 /// wait than ever before; the windows bound how many that can be.
 #[derive(Debug)]
 pub(crate) struct Slab<E> {
     nodes: Vec<Node<E>>,
     free: u32,
     waiting: usize,
+    /// By shard; meant only while it [waits](Shard::waits).
+    lists: Box<[List]>,
 }
 
 impl<E> Slab<E> {
-    pub(crate) fn new() -> Self {
-        Slab { nodes: Vec::new(), free: NONE, waiting: 0 }
+    /// For so many shards; `None` when the memory cannot be had.
+    pub(crate) fn new(shards: u32) -> Option<Self> {
+        let lists = boxed(shards, || List { head: NONE, tail: NONE })?;
+        Some(Slab { nodes: Vec::new(), free: NONE, waiting: 0, lists })
+    }
+
+    /// The node of a shard's oldest waiting record, if it waits.
+    pub(crate) fn head(&self, index: u32) -> u32 {
+        self.lists[index as usize].head
     }
 
     /// Records in all lists.
@@ -118,23 +131,31 @@ impl<E> Slab<E> {
         index
     }
 
-    pub(crate) fn push(&mut self, shard: &mut Shard, waiting: Waiting<E>) {
-        let index = self.node(waiting, NONE);
-        if !shard.waits() {
-            shard.head = index;
+    /// Puts an entry behind all others of the shard with this index; returns its node.
+    pub(crate) fn push(&mut self, index: u32, shard: &mut Shard, waiting: Waiting<E>) -> u32 {
+        let node = self.node(waiting, NONE);
+        let list = &mut self.lists[index as usize];
+        if shard.waits() {
+            self.nodes[list.tail as usize].next = node;
         } else {
-            self.nodes[shard.tail as usize].next = index;
+            list.head = node;
+            shard.set_waits(true);
         }
-        shard.tail = index;
+        list.tail = node;
+        node
     }
 
-    /// Puts an entry before all others: it is older than they are.
-    pub(crate) fn push_front(&mut self, shard: &mut Shard, waiting: Waiting<E>) {
-        let index = self.node(waiting, shard.head);
+    /// Puts an entry before all others: it is older than they are. Returns its node.
+    pub(crate) fn push_front(&mut self, index: u32, shard: &mut Shard, waiting: Waiting<E>) -> u32 {
+        let next = if shard.waits() { self.lists[index as usize].head } else { NONE };
+        let node = self.node(waiting, next);
+        let list = &mut self.lists[index as usize];
         if !shard.waits() {
-            shard.tail = index;
+            list.tail = node;
+            shard.set_waits(true);
         }
-        shard.head = index;
+        list.head = node;
+        node
     }
 
     /// The entry of a node that is in a list.
@@ -148,16 +169,17 @@ impl<E> Slab<E> {
         self.nodes.iter().filter_map(|node| node.waiting.as_ref())
     }
 
-    pub(crate) fn pop(&mut self, shard: &mut Shard) -> Option<Waiting<E>> {
+    pub(crate) fn pop(&mut self, index: u32, shard: &mut Shard) -> Option<Waiting<E>> {
         if !shard.waits() {
             return None;
         }
-        let index = shard.head;
-        let node = &mut self.nodes[index as usize];
+        let list = &mut self.lists[index as usize];
+        let first = list.head;
+        let node = &mut self.nodes[first as usize];
         let waiting = node.waiting.take();
-        shard.head = node.next;
-        node.next = self.free;
-        self.free = index;
+        list.head = std::mem::replace(&mut node.next, self.free);
+        shard.set_waits(list.head != NONE);
+        self.free = first;
         self.waiting -= 1;
         waiting
     }
@@ -171,41 +193,42 @@ mod tests {
         Waiting { hash: 0, entry }
     }
 
-    fn pop(slab: &mut Slab<i32>, shard: &mut Shard) -> Option<i32> {
-        slab.pop(shard).map(|waiting| waiting.entry)
+    fn pop(slab: &mut Slab<i32>, index: u32, shard: &mut Shard) -> Option<i32> {
+        slab.pop(index, shard).map(|waiting| waiting.entry)
     }
 
     #[test]
     fn what_is_put_in_front_comes_first() {
-        let mut slab = Slab::new();
+        let mut slab = Slab::new(2).unwrap();
         let mut list = Shard::new();
-        slab.push_front(&mut list, waiting(2));
-        slab.push(&mut list, waiting(3));
-        slab.push_front(&mut list, waiting(1));
-        slab.push(&mut list, waiting(4));
-        let taken: Vec<_> = std::iter::from_fn(|| pop(&mut slab, &mut list)).collect();
+        slab.push_front(0, &mut list, waiting(2));
+        slab.push(0, &mut list, waiting(3));
+        slab.push_front(0, &mut list, waiting(1));
+        slab.push(0, &mut list, waiting(4));
+        let taken: Vec<_> = std::iter::from_fn(|| pop(&mut slab, 0, &mut list)).collect();
         assert_eq!(taken, [1, 2, 3, 4]);
     }
 
     #[test]
     fn lists_are_fifo_and_nodes_are_used_again() {
-        let mut slab = Slab::new();
+        let mut slab = Slab::new(2).unwrap();
         let (mut odd, mut even) = (Shard::new(), Shard::new());
         for round in 0..3 {
             for value in 0..10 {
                 slab.push(
+                    value as u32 % 2,
                     if value % 2 == 0 { &mut even } else { &mut odd },
                     waiting(round * 10 + value),
                 );
             }
             assert_eq!(slab.len(), 10);
             for value in [1, 3, 5, 7, 9] {
-                assert_eq!(pop(&mut slab, &mut odd), Some(round * 10 + value));
+                assert_eq!(pop(&mut slab, 1, &mut odd), Some(round * 10 + value));
             }
             for value in [0, 2, 4, 6, 8] {
-                assert_eq!(pop(&mut slab, &mut even), Some(round * 10 + value));
+                assert_eq!(pop(&mut slab, 0, &mut even), Some(round * 10 + value));
             }
-            assert_eq!((pop(&mut slab, &mut odd), pop(&mut slab, &mut even)), (None, None));
+            assert_eq!((pop(&mut slab, 1, &mut odd), pop(&mut slab, 0, &mut even)), (None, None));
         }
         assert_eq!(slab.nodes.len(), 10);
     }

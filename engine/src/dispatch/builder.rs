@@ -278,7 +278,7 @@ impl Builder {
             current: 0,
             shards: boxed(shards, Shard::new).ok_or_else(|| no_memory("shards"))?,
             ready: VecDeque::new(),
-            slab: Slab::new(),
+            slab: Slab::new(shards).ok_or_else(|| no_memory("shards"))?,
             recalled: Vec::new(),
             epochs: Vec::new(),
             closing: Vec::new(),

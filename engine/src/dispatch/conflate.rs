@@ -76,7 +76,7 @@ impl<T: Send + 'static> Executor<T> {
         let Some(conflation) =
             self.conflation.as_mut().filter(|_| !is_free(hash) && !entry.is_tracked())
         else {
-            push(&mut self.slab, shard, hash, entry, front);
+            push(&mut self.slab, index, shard, Waiting { hash, entry }, front);
             return;
         };
         // Nothing is lost of a quarantined key.
@@ -99,7 +99,7 @@ impl<T: Send + 'static> Executor<T> {
             }
             return;
         }
-        let pushed = push(&mut self.slab, shard, hash, entry, front);
+        let pushed = push(&mut self.slab, index, shard, Waiting { hash, entry }, front);
         // Of several epochs, the one at the end of the list: that is where more come.
         if !front || node.is_none() {
             conflation.newest.insert(hash, pushed);
@@ -183,16 +183,10 @@ impl<T: Send + 'static> Executor<T> {
 
 fn push<T>(
     slab: &mut crate::shard::Slab<Entry<T>>,
+    index: u32,
     shard: &mut Shard,
-    hash: u64,
-    entry: Entry<T>,
+    waiting: Waiting<Entry<T>>,
     front: bool,
 ) -> u32 {
-    if front {
-        slab.push_front(shard, Waiting { hash, entry });
-        shard.head()
-    } else {
-        slab.push(shard, Waiting { hash, entry });
-        shard.tail()
-    }
+    if front { slab.push_front(index, shard, waiting) } else { slab.push(index, shard, waiting) }
 }

@@ -266,7 +266,7 @@ impl<T: Send + 'static> Executor<T> {
         loop {
             let shard = &mut self.shards[index as usize];
             let parked = shard.has_parked();
-            let Some(Waiting { hash, entry }) = self.slab.pop(shard) else { break };
+            let Some(Waiting { hash, entry }) = self.slab.pop(index, shard) else { break };
             if parked && !entry.is_tracked() && self.is_parked(hash) {
                 self.park_behind(hash, entry);
             } else if self.depart_unless_halted(hash, entry) {
