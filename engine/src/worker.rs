@@ -368,6 +368,20 @@ impl Desk {
         }
     }
 
+    /// Ends the entries of a batch.
+    #[cold]
+    fn settle_batch<T>(
+        &mut self,
+        run: &mut Run<'_, Entry<T>>,
+        from: u32,
+        to: u32,
+        outcome: BatchOutcome,
+    ) {
+        for (index, how) in (from..to).zip(outcome.each()) {
+            self.settle_in_batch(run, index, how);
+        }
+    }
+
     /// Ends an entry of a batch. Whatever failed before it in the batch is of the same class, or
     /// does not matter to it.
     fn settle_in_batch<T>(
@@ -523,44 +537,76 @@ where
     ) {
         let mut from = 0;
         while from < run.len() {
-            let mut to = run.len().min(from + most);
-            let mut errand = Errand { attempt: Attempt::FIRST, bury: None };
-            let cautious = desk.is_cautious();
-            if cautious {
-                match desk.gate(run, from) {
-                    Gate::Pass => {
-                        from += 1;
-                        continue;
-                    }
-                    Gate::Run(what) => errand = what,
-                }
-                if run.get(from).is_tracked() {
-                    // Alone: its attempt is not that of the others.
-                    to = from + 1;
-                }
-                to = (from + 1..to).find(|at| !desk.is_plain(run, *at)).unwrap_or(to);
+            if desk.is_cautious() {
+                from = self.process_carefully(run, from, desk, hook, most);
+                continue;
             }
-            let ended = catch_unwind(AssertUnwindSafe(|| match errand.bury {
-                None => {
-                    (self.handler)(&Batch::new(run, from, to, errand.attempt)).into_batch_outcome()
-                }
-                Some(reason) => {
-                    let outcome = bury(hook, &run.get(from).payload, errand.attempt, reason);
-                    BatchOutcome::All(outcome)
+            // One catch for many calls, entered again only after a panic.
+            let ended = catch_unwind(AssertUnwindSafe(|| {
+                while from < run.len() && !desk.is_cautious() {
+                    let to = run.len().min(from + most);
+                    let batch = Batch::new(run, from, to, FIRST);
+                    let outcome = (self.handler)(&batch).into_batch_outcome();
+                    if !matches!(outcome, BatchOutcome::All(Outcome::Done)) {
+                        desk.settle_batch(run, from, to, outcome);
+                    } else {
+                        // Nothing in it needs a destructor, and for small batches its call counts.
+                        std::mem::forget(outcome);
+                        if to == from + 1 {
+                            desk.done(run.get(from));
+                        } else {
+                            desk.all_done(run, from, to);
+                        }
+                    }
+                    from = to;
                 }
             }));
-            let outcome = ended
-                .unwrap_or_else(|panic| BatchOutcome::All(Outcome::Failed(panic_text(&*panic))));
-            match outcome {
-                BatchOutcome::All(Outcome::Done) if !cautious => desk.all_done(run, from, to),
-                outcome => {
-                    for (index, how) in (from..to).zip(outcome.each()) {
-                        desk.settle_in_batch(run, index, how);
-                    }
-                }
+            if let Err(panic) = ended {
+                let to = run.len().min(from + most);
+                let failed = Outcome::Failed(panic_text(&*panic));
+                desk.settle_batch(run, from, to, BatchOutcome::All(failed));
+                from = to;
             }
-            from = to;
         }
+    }
+}
+
+impl<F, R> Batches<F, R> {
+    /// One call, after a look at each entry. Returns the index after the last one.
+    #[cold]
+    fn process_carefully<T>(
+        &self,
+        run: &mut Run<'_, Entry<T>>,
+        from: u32,
+        desk: &mut Desk,
+        hook: Option<&Hook<T>>,
+        most: u32,
+    ) -> u32
+    where
+        F: Fn(&Batch<'_, T>) -> R + Send + Sync + 'static,
+        R: IntoBatchOutcome + 'static,
+    {
+        let errand = match desk.gate(run, from) {
+            Gate::Pass => return from + 1,
+            Gate::Run(what) => what,
+        };
+        let mut to = run.len().min(from + most);
+        if run.get(from).is_tracked() {
+            // Alone: its attempt is not that of the others.
+            to = from + 1;
+        }
+        to = (from + 1..to).find(|at| !desk.is_plain(run, *at)).unwrap_or(to);
+        let ended = catch_unwind(AssertUnwindSafe(|| match errand.bury {
+            None => (self.handler)(&Batch::new(run, from, to, errand.attempt)).into_batch_outcome(),
+            Some(reason) => {
+                let outcome = bury(hook, &run.get(from).payload, errand.attempt, reason);
+                BatchOutcome::All(outcome)
+            }
+        }));
+        let outcome =
+            ended.unwrap_or_else(|panic| BatchOutcome::All(Outcome::Failed(panic_text(&*panic))));
+        desk.settle_batch(run, from, to, outcome);
+        to
     }
 }
 
