@@ -6,8 +6,8 @@
 //! choices of a run (not its schedule).
 
 use plimsoll_engine::{
-    Attempt, Batch, BatchOutcome, DeadLetter, EpochId, Executor, Exhausted, Handler, Outcome,
-    Retry, Route, Waiter,
+    Attempt, Batch, BatchOf, BatchOutcome, DeadLetter, EpochId, Executor, Exhausted, Handler,
+    Outcome, Retry, Route, Snapshot, StallState, Waiter,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
@@ -244,6 +244,10 @@ struct Settings {
     trouble: u64,
     sleeps: u64,
     revokes: bool,
+    /// Workers come and go.
+    resizes: bool,
+    linger: Duration,
+    of: BatchOf,
 }
 
 const PARTITIONS: u32 = 3;
@@ -260,6 +264,7 @@ struct Driver {
     settings: Settings,
     began: Instant,
     opened: u64,
+    snapshot: Snapshot,
 }
 
 impl Driver {
@@ -371,7 +376,50 @@ impl Driver {
         progress.unfinished == 0
     }
 
+    /// What is finished above the watermark is, and lies above it.
+    fn check_snapshot(&mut self, partition: usize) {
+        let epoch = &self.epochs[partition];
+        let progress = self.executor.snapshot(epoch.id, &mut self.snapshot).unwrap();
+        assert_eq!(self.snapshot.watermark(), progress.watermark);
+        let mut count = 0;
+        for range in self.snapshot.done() {
+            assert!(range.start > progress.watermark, "{range:?} below {progress:?}");
+            let ranks = epoch.offsets.partition_point(|offset| *offset < range.start)
+                ..epoch.offsets.partition_point(|offset| *offset < range.end);
+            for rank in ranks {
+                assert!(epoch.ledger.is_finished(rank as u64), "rank {rank}: {:?}", self.settings);
+                count += 1;
+            }
+        }
+        assert!(count < progress.unfinished.max(1), "{count} of {progress:?}");
+    }
+
+    /// What holds the watermarks is named plausibly.
+    fn check_stalls(&mut self) {
+        for stall in self.executor.stalls() {
+            let epoch = self.epochs.iter().find(|epoch| epoch.id == stall.epoch).unwrap();
+            let rank = epoch.offsets.partition_point(|offset| *offset < stall.offset);
+            assert_eq!(epoch.offsets.get(rank), Some(&stall.offset), "{stall:?}");
+            assert!(rank >= epoch.passed, "{stall:?}");
+            assert!(stall.state != StallState::Failed, "{stall:?}");
+            let behind = (epoch.offsets.len() - rank) as u64;
+            assert_eq!(stall.finished_behind + stall.unfinished, behind, "{stall:?}");
+        }
+        let taken: u64 = self.executor.worker_states().map(|state| u64::from(state.taken)).sum();
+        assert!(taken <= u64::from(self.settings.window) * 100, "{taken} taken");
+    }
+
     fn turn(&mut self, waiter: &Waiter, offers: bool) {
+        if self.settings.resizes && self.random.one_in(300) {
+            let workers = self.random.of(&[1, 2, 3, 5, 12, 30]);
+            self.executor.set_workers(workers).unwrap();
+            assert_eq!(self.executor.workers(), workers);
+        }
+        if self.random.one_in(200) {
+            self.check_stalls();
+            let partition = self.random.below(u64::from(PARTITIONS)) as usize;
+            self.check_snapshot(partition);
+        }
         self.executor.pass(self.began.elapsed());
         assert_eq!(self.executor.take_failure(), None, "{:?}", self.settings);
         while self.executor.take_skipped().is_some() {}
@@ -409,6 +457,9 @@ fn round(mut random: Random, length: Duration) -> u64 {
         trouble: random.of(&[0, 20, 1_000, 20_000]),
         sleeps: random.of(&[0, 50, 3_000]),
         revokes: random.one_in(2),
+        resizes: random.one_in(2),
+        linger: random.of(&[Duration::ZERO, Duration::ZERO, Duration::from_micros(700)]),
+        of: random.of(&[BatchOf::Mixed, BatchOf::Mixed, BatchOf::Key, BatchOf::Shard]),
     };
     let text = format!("{settings:?}");
     let checker = Arc::new(Checker::new(PARTITIONS, settings.keys));
@@ -443,6 +494,8 @@ fn round(mut random: Random, length: Duration) -> u64 {
         .workers(settings.workers)
         .shards(settings.shards)
         .batch(settings.batch)
+        .linger(settings.linger)
+        .batch_of(settings.of)
         .retry(retry)
         .start(waiter.waker(), handler)
         .unwrap();
@@ -454,6 +507,7 @@ fn round(mut random: Random, length: Duration) -> u64 {
         settings,
         began: Instant::now(),
         opened: 0,
+        snapshot: Snapshot::new(),
     };
     for _ in 0..PARTITIONS {
         let epoch = driver.open();
