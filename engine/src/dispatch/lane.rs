@@ -27,6 +27,10 @@ const MOST_RUN: u32 = 64;
 const FIRST_GUESS: Duration = Duration::from_micros(10);
 /// The estimate forgets half of what it knows after so much busy time.
 const MEMORY: Duration = Duration::from_millis(4);
+/// After how many entries a lane is judged by how many of them came back unhandled, and the narrowest
+/// it gets by that.
+const JUDGED: u32 = 256;
+const NARROWEST: u32 = 16;
 /// A lane that has not moved for so long gives up what its worker has not claimed, if another
 /// worker has nothing to do.
 const STUCK: Duration = Duration::from_micros(300);
@@ -100,6 +104,12 @@ pub(super) struct Lane<T> {
     pub(super) waking: bool,
     /// Recalled: takes nothing until it moves, or its tail would go back and forth.
     pub(super) closed: bool,
+    /// Most pending records while many come back unhandled: what lies behind a failed record in the lane
+    /// goes through it in vain, so where much fails little should lie.
+    pub(super) cap: u32,
+    /// Entries that came back since the cap was set, and how many of them unhandled.
+    pub(super) back: u32,
+    pub(super) bounced: u32,
     /// Busy time and records it was spent on, decaying: their quotient is a record's cost.
     pub(super) busy_ns: f64,
     pub(super) busy_records: f64,
@@ -130,6 +140,9 @@ impl<T> Lane<T> {
             owed_ns: 0.0,
             waking: false,
             closed: false,
+            cap: LANE,
+            back: 0,
+            bounced: 0,
             busy_ns: FIRST_GUESS.as_nanos() as f64,
             busy_records: 1.0,
             limit: 0,
@@ -215,6 +228,10 @@ impl<T> Lane<T> {
                 }
             });
             self.trim_streaks();
+            self.back += finished;
+            if self.back >= JUDGED {
+                self.set_cap(least);
+            }
             self.learn(elapsed_ns, before, f64::from(finished));
         } else {
             self.stuck_ns = 0.0;
@@ -248,11 +265,19 @@ impl<T> Lane<T> {
         }
     }
 
+    /// Halves the cap when a quarter of the entries came back unhandled, else doubles it.
+    fn set_cap(&mut self, least: u32) {
+        let wider = self.cap.saturating_mul(2).min(LANE);
+        let narrower = (self.cap / 2).max((2 * least).max(NARROWEST));
+        self.cap = if self.bounced > self.back / 4 { narrower.min(LANE) } else { wider };
+        (self.back, self.bounced) = (0, 0);
+    }
+
     pub(super) fn set_limits(&mut self, least: u32) {
         let cost = self.cost_ns();
         // Casts saturate.
         let records = |time: Duration| (time.as_nanos() as f64 / cost) as u32;
-        self.limit = records(DEPTH).clamp((2 * least).max(3), LANE);
+        self.limit = records(DEPTH).clamp((2 * least).max(3), LANE).min(self.cap);
         self.patience = records(SPILL).max(1);
         if self.closed {
             (self.limit, self.patience) = (0, 0);

@@ -356,6 +356,7 @@ impl<T: Send + 'static> Executor<T> {
     /// Keeps an entry that was not handled until the hold of its class ends.
     fn bounced(&mut self, index: usize, class: u128, shard: u32, hash: u64, entry: Entry<T>) {
         self.count_waiting(&entry);
+        self.lanes[index].bounced += 1;
         let holds = &mut self.lanes[index].holds;
         let Some(hold) = holds.iter_mut().find(|hold| hold.classes & class != 0) else { return };
         hold.back.push((hash, entry));
