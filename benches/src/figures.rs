@@ -161,6 +161,13 @@ pub static REGISTRY: &[Figure] = &[
         measure: hang_others,
     },
     Figure {
+        name: "engine.retry_storm",
+        group: Group::Engine,
+        unit: "share",
+        aim: Some(Aim::AtLeast(0.8)),
+        measure: retry_storm,
+    },
+    Figure {
         name: "context.channel_per_worker_vs_classic",
         group: Group::Context,
         unit: "ratio",
@@ -632,6 +639,27 @@ fn hang_others(setup: &Setup) -> Result<Measured, FigureError> {
     }
     let share = Summary::of(&shares);
     let note = format!("median of {} runs, {:.3} to {:.3}", shares.len(), share.min, share.max);
+    Ok(Measured { value: share.median, note })
+}
+
+/// Throughput of the healthy keys while records of every tenth fail twice, against a run without failures.
+fn retry_storm(setup: &Setup) -> Result<Measured, FigureError> {
+    const RECORDS: usize = 32_000;
+    const WORKERS: usize = 16;
+    let records = RECORDS.min(setup.records);
+    let input = Input::by_key(&even_keys(records as u64, 20_000), records, Setup::PARTITIONS);
+    let mut shares = Vec::new();
+    for _ in 0..setup.rounds.min(LONG_ROUNDS) {
+        let calm = slow::storm(&input, WORKERS, false)?;
+        shares.push(calm / slow::storm(&input, WORKERS, true)?);
+    }
+    let share = Summary::of(&shares);
+    let note = format!(
+        "median of {} pairs, {:.3} to {:.3}; handlers of 1 ms on {WORKERS} workers",
+        shares.len(),
+        share.min,
+        share.max
+    );
     Ok(Measured { value: share.median, note })
 }
 

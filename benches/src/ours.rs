@@ -9,7 +9,7 @@ use std::{
 
 use plimsoll_engine::{
     Batch, BuildError, EpochId, Executor, Failure, IntoBatchOutcome, IntoOutcome, InvalidSetting,
-    Route, Spawn, Task, Waiter,
+    Retry, Route, Spawn, Task, Waiter,
 };
 
 use crate::{
@@ -121,6 +121,22 @@ impl Driver {
         Self::open(executor, waiter, partitions)
     }
 
+    /// As [`each`](Self::each); records that fail are tried again.
+    ///
+    /// # Errors
+    /// As [`each`](Self::each).
+    pub fn retrying<R: IntoOutcome + 'static>(
+        workers: usize,
+        partitions: usize,
+        retry: Retry,
+        handler: impl Fn(Handle) -> R + Send + Sync + 'static,
+    ) -> Result<Self, DriveError> {
+        let waiter = Waiter::new();
+        let handler = move |handle: &Handle| handler(*handle);
+        let builder = Executor::builder().workers(workers).retry(retry);
+        Self::open(builder.each(waiter.waker(), handler)?, waiter, partitions)
+    }
+
     /// With a handler for up to `batch` records.
     ///
     /// # Errors
@@ -217,7 +233,7 @@ impl Driver {
             if let Some(failure) = executor.take_failure() {
                 return Err(DriveError::Failed(failure));
             }
-            if pending.is_none() && !executor.busy() {
+            if pending.is_none() && !executor.busy() && executor.next_due().is_none() {
                 break;
             }
             rest(executor, waiter);

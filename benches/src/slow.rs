@@ -15,6 +15,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+use parking_lot::Mutex;
+use plimsoll_engine::Retry;
+
 use crate::{
     contender::{Outcome, WrongOutcome, check},
     input::Input,
@@ -316,6 +319,61 @@ pub fn sleeps_async(
     })
 }
 
+/// Runs `input` with handlers that sleep for a millisecond, where every tenth key is ill: its records fail twice, at
+/// once, before they succeed. Returns how long it took until all records of the others were handled, in seconds.
+///
+/// # Errors
+/// If the run was incomplete or out of order.
+pub fn storm(input: &Input, workers: usize, ill: bool) -> Result<f64, SlowError> {
+    let hashes: Vec<Vec<u64>> = {
+        let mut hashes = vec![Vec::new(); input.partitions()];
+        for record in input.iter() {
+            hashes[record.partition as usize].push(record.key_hash);
+        }
+        hashes
+    };
+    let is_ill = move |record: Handle| {
+        let hash = hashes[record.partition()][record.offset()];
+        ill && crate::input::mix(hash).is_multiple_of(10)
+    };
+    // Order, attempts of each ill record, nanoseconds until the last healthy one, records that were handled.
+    let attempts: Mutex<HashMap<(usize, usize), u32>> = Mutex::default();
+    let shared = Arc::new((OrderCheck::new(input), attempts, AtomicU64::new(0), AtomicU64::new(0)));
+    let began = Instant::now();
+    let handler = {
+        let shared = Arc::clone(&shared);
+        move |record: Handle| {
+            let (order, attempts, last, handled) = &*shared;
+            let is_ill = is_ill(record);
+            if is_ill {
+                let key = (record.partition(), record.offset());
+                let mut attempts = attempts.lock();
+                let attempt = attempts.entry(key).or_default();
+                *attempt += 1;
+                if *attempt <= 2 {
+                    return Err("it is ill".to_owned());
+                }
+            }
+            let end = order.begin(record)?;
+            thread::sleep(Duration::from_millis(1));
+            end();
+            if !is_ill {
+                // Centuries of nanoseconds fit.
+                last.fetch_max(began.elapsed().as_nanos() as u64, Ordering::Relaxed);
+            }
+            handled.fetch_add(1, Ordering::Relaxed);
+            Ok(())
+        }
+    };
+    let retry = Retry::forever().first(Duration::from_millis(1)).cap(Duration::from_millis(10));
+    let mut driver = Driver::retrying(workers, input.partitions(), retry, handler)?;
+    let seconds = driver.drive(input.batches())?.as_secs_f64();
+    let (_, _, last, handled) = &*shared;
+    let records = handled.load(Ordering::Relaxed);
+    check("ours", input, Outcome { seconds, records, watermarks: driver.watermarks() })?;
+    Ok(last.load(Ordering::Relaxed) as f64 / 1e9)
+}
+
 /// What went on while one record hung.
 #[derive(Clone, Copy, Debug)]
 pub struct Hang {
@@ -363,6 +421,14 @@ pub fn hang(input: &Input, workers: usize, hang: Duration) -> Result<Hang, SlowE
 mod tests {
     use super::*;
     use crate::input::{Flights, even_keys};
+
+    #[test]
+    fn a_storm_of_retries_is_complete_and_in_order() {
+        let input = Input::by_key(&even_keys(3_000, 500), 3_000, 4);
+        for ill in [false, true] {
+            assert!(storm(&input, 8, ill).unwrap() > 0.0);
+        }
+    }
 
     #[test]
     fn perfect_schedules_computed_by_hand() {
