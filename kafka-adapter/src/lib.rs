@@ -28,6 +28,7 @@ mod event;
 mod fault;
 mod native;
 mod poller;
+mod resume;
 
 pub use consumer::{Batch, Consumer, ConsumerBuilder, Handle};
 pub use error::Error;
@@ -36,6 +37,7 @@ pub use event::{Committed, Event, PartitionReport, Report};
 pub use fault::Fault;
 pub use native::{Headers, Record};
 pub use plimsoll_engine::{BatchOutcome, Exhausted, IntoBatchOutcome, IntoOutcome, Outcome, Retry};
+pub use resume::{DoneMaps, MetadataFull};
 
 /// Not public: what the tests of this workspace need of librdkafka's mock cluster.
 #[doc(hidden)]
