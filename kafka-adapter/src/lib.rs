@@ -29,6 +29,8 @@ mod fault;
 mod native;
 mod poller;
 mod resume;
+#[cfg(test)]
+mod scripted;
 
 pub use consumer::{Batch, Consumer, ConsumerBuilder, Handle};
 pub use error::Error;

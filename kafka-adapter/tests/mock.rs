@@ -268,15 +268,15 @@ fn b41_a_stuck_handler_does_not_hold_the_end() {
     assert_eq!(report.partitions[0].committed, Some(3));
     assert_eq!((report.partitions[0].finished, report.partitions[0].unfinished), (3, 7));
     assert_eq!(mock.committed("g", "t", 0), Some(3));
-    // The next life handles 3..=9.
+    // The next life handles the stuck record; what was finished above it is in the commit.
     let again = Seen::new();
     let running = Running::start(mock.consumer("g", "t").each({
         let again = Arc::clone(&again);
         move |record: &Record| again.handle(record, || ())
     }));
-    wait_until("seven records", || again.count() == 7);
+    wait_until("the rest", || mock.committed("g", "t", 0) == Some(10));
     running.stop().unwrap();
-    assert_eq!(again.distinct(0), (3..10).collect::<Vec<_>>());
+    assert_eq!(again.distinct(0), [3]);
 }
 
 #[test]
@@ -449,9 +449,10 @@ fn b25_a_revoke_waits_for_running_records_within_the_budget() {
         let again = Arc::clone(&again);
         move |record: &Record| again.handle(record, || ())
     }));
-    wait_until("the moved partition's tail", || again.count() == 4);
+    // Where the mock takes no commit in a rebalance, those above it come again, too.
+    wait_until("the moved partition's tail", || again.count() >= 1);
     let moved = i32::from(!again.distinct(1).is_empty());
-    assert_eq!(again.distinct(moved), [2, 3, 4, 5]);
+    assert_eq!(again.distinct(moved).first(), Some(&2));
     wait_until("the moved partition", || mock.committed("g", "t", moved) == Some(6));
     // The late end of the old handler changes nothing, neither there nor here.
     gate.store(true, Ordering::Release);
