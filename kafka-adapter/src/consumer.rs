@@ -333,6 +333,7 @@ impl ConsumerBuilder {
             engine: self.engine,
             limits: Limits {
                 window,
+                admission: plimsoll_engine::Limits::new(window),
                 commit_interval: self.commit_interval,
                 drain: self.drain_budget,
                 commit: Duration::from_secs(5),

@@ -34,6 +34,8 @@ const LOOK_UP_AGAIN: Duration = Duration::from_millis(200);
 #[derive(Debug, Clone)]
 pub(crate) struct Limits {
     pub(crate) window: u32,
+    /// Of each epoch; its records are those of `window`.
+    pub(crate) admission: engine::Limits,
     pub(crate) commit_interval: Duration,
     /// For admitted records to end, at a revoke and at the end.
     pub(crate) drain: Duration,
@@ -408,7 +410,11 @@ impl<C: Client> Poller<C> {
     /// Records of a partition that may be fetched while its done-map has to stay whole.
     fn metadata_room(&mut self, index: usize) -> u32 {
         let partition = &mut self.partitions[index];
-        let Some(epoch) = partition.epoch else { return u32::MAX };
+        let Some(epoch) = partition.epoch else {
+            // With the first one the restored map is known to the brake.
+            let restores = partition.stored.as_ref().is_some_and(|stored| !stored.map.is_empty());
+            return if restores { 1 } else { u32::MAX };
+        };
         let client = &self.client;
         let now = || client.now();
         let room = self.maps.allowance(&self.executor, epoch.id, &mut partition.brake, now);
@@ -437,7 +443,7 @@ impl<C: Client> Poller<C> {
         let (map, text) = match stored {
             Some(Stored { map, text }) if first >= map.committed() => (map, text),
             stored => {
-                let epoch = open(&mut self.executor, partition, first, self.limits.window)?;
+                let epoch = open(&mut self.executor, partition, first, &self.limits.admission)?;
                 if let Some(Stored { map, .. }) = stored.filter(|stored| !stored.map.is_empty()) {
                     let name = partition.name.clone();
                     self.warn(format!(
@@ -450,8 +456,7 @@ impl<C: Client> Poller<C> {
             }
         };
         let start = map.committed();
-        let limits = engine::Limits::new(self.limits.window);
-        let id = self.executor.restore(start, &limits, map.ranges())?;
+        let id = self.executor.restore(start, &self.limits.admission, map.ranges())?;
         let epoch = Open { id, sent: start };
         partition.epoch = Some(epoch);
         partition.sent_metadata = text;
@@ -502,7 +507,7 @@ impl<C: Client> Poller<C> {
         }
         let partition = &mut self.partitions[index];
         let route = partition.router().route(rejected.payload.key());
-        let epoch = open(&mut self.executor, partition, offset, self.limits.window)?;
+        let epoch = open(&mut self.executor, partition, offset, &self.limits.admission)?;
         self.executor.offer(epoch.id, offset, route, rejected.payload).map_err(|rejected| {
             let reason = format!("{name} offset {offset} was not admitted: {}", rejected.refused);
             Error::Client { reason }
@@ -1004,9 +1009,9 @@ fn open<T: Intake>(
     executor: &mut Executor<T>,
     partition: &mut Partition<T>,
     start: i64,
-    window: u32,
+    limits: &engine::Limits,
 ) -> Result<Open, Error> {
-    let epoch = Open { id: executor.open(start, window)?, sent: start };
+    let epoch = Open { id: executor.open_with(start, limits)?, sent: start };
     partition.epoch = Some(epoch);
     Ok(epoch)
 }
