@@ -8,7 +8,8 @@
 //!
 //! # Guarantees
 //! - A commit never passes an unfinished record; an error, a panic, a kill or a rebalance means
-//!   that the unfinished records are delivered again (at least once).
+//!   that the unfinished records are delivered again (at least once). What is finished above the
+//!   committed offset is in the commit's metadata ([`done_map`]) and is skipped.
 //! - Records of one key of one partition are handled in offset order, never two at once. Records
 //!   with a null key have no order; an empty key is a key.
 //!

@@ -393,6 +393,8 @@ impl<C: Client> Poller<C> {
                     let partition = &mut self.partitions[index];
                     partition.held = held;
                     partition.full = true;
+                    // Too many rather than too few.
+                    partition.brake.note(count, last);
                     return Ok(());
                 }
                 Err(rejected) => self.admit_refused(index, rejected)?,

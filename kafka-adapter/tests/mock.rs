@@ -4,7 +4,9 @@ mod common;
 
 use common::{Mock, Running, Seen, event_log, wait_until};
 use parking_lot::Mutex;
-use plimsoll_kafka::{Batch, Consumer, Error, Event, Exhausted, Record, Retry};
+use plimsoll_kafka::{
+    Batch, Consumer, DoneMaps, Error, Event, Exhausted, MetadataFull, Record, Retry,
+};
 use rdkafka::types::{RDKafkaApiKey, RDKafkaRespErr};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -584,6 +586,13 @@ fn b53_settings_are_checked_when_built() {
         (good().window(0), "window"),
         (good().window(usize::MAX), "window"),
         (good().commit_interval(Duration::ZERO), "commit_interval"),
+        (good().metadata_limit(15), "metadata_limit"),
+        (good().metadata_limit(32_768), "metadata_limit"),
+        (good().metadata_limit(255).when_metadata_full(MetadataFull::SlowDown), "metadata_limit"),
+        (
+            good().done_map(DoneMaps::Off).resume_from_parallel_consumer(true),
+            "resume_from_parallel_consumer",
+        ),
         (good().set("enable.auto.commit", "true"), "enable.auto.commit"),
         (good().set("group.id", "other"), "group.id"),
         (good().set("no.such.property", "1"), "no.such.property"),

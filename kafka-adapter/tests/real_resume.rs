@@ -1,11 +1,11 @@
-//! Resuming without repeats, on a real Apache Kafka, in a process that is killed.
+//! Resuming without repeats, on a real Apache Kafka, in processes that are killed and partitions that move.
 
 mod common;
 
-use common::wait_until;
+use common::{Running, Seen, event_log, wait_until};
 use libtest_mimic::{Arguments, Trial};
 use plimsoll_kafka::done_map::DoneMap;
-use plimsoll_kafka::{Consumer, Event, Record};
+use plimsoll_kafka::{Consumer, Event, Record, Retry};
 use rdkafka::config::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::topic_partition_list::{Offset, TopicPartitionList};
@@ -13,6 +13,8 @@ use std::collections::BTreeSet;
 use std::io::Write;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 const RECORDS: u64 = 20_000;
@@ -142,7 +144,110 @@ fn a_killed_process_repeats_next_to_nothing_above_its_stuck_record() {
     assert!(repeats * 100 < before.len(), "{repeats} of {} were repeated", before.len());
 }
 
-/// Runs the test, or, called as `child ...`, is the process that it starts and kills.
+fn a_member_that_takes_a_partition_over_repeats_nothing_that_is_finished() {
+    const EACH: i64 = 2_000;
+    let name = "stuck-and-moved";
+    let kafka = plimsoll_testkit::shared();
+    kafka.create_topic(name, 2);
+    let brokers = kafka.bootstrap();
+    kafka.produce(
+        name,
+        (0..EACH).flat_map(|sequence| {
+            (0..2).map(move |partition| (partition, format!("k{sequence}"), "value".to_owned()))
+        }),
+    );
+    let gate = Arc::new(AtomicBool::new(false));
+    let (first, second) = (Seen::new(), Seen::new());
+    let builder = || {
+        let builder = common::consumer(&brokers, name, name).workers(4);
+        builder.drain_budget(Duration::from_secs(1))
+    };
+    let (log, on_event) = event_log();
+    let member = Running::start(builder().on_event(on_event).each({
+        let (first, gate) = (Arc::clone(&first), Arc::clone(&gate));
+        move |record: &Record| {
+            first.handle(record, || {
+                while record.offset() == STUCK && !gate.load(Ordering::Acquire) {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            });
+        }
+    }));
+    wait_until("most records", || first.total_distinct(2) >= EACH as usize * 2 * 9 / 10);
+    let other = Running::start(builder().each({
+        let second = Arc::clone(&second);
+        move |record: &Record| second.handle(record, || ())
+    }));
+    let end = |partition| kafka.committed(name, name, partition) == Some(EACH);
+    wait_until("the moved partition", || end(0) || end(1));
+    let moved = i32::from(end(1));
+    let before = first.distinct(moved);
+    let expected: Vec<_> =
+        (0..EACH).filter(|offset| before.binary_search(offset).is_err()).collect();
+    assert_eq!(second.distinct(moved), expected);
+    assert_eq!(second.count(), expected.len(), "none twice");
+    gate.store(true, Ordering::Release);
+    wait_until("the kept partition", || end(1 - moved));
+    member.stop().unwrap();
+    let report = other.stop().unwrap();
+    assert!(report.resumed >= before.len() as u64, "{report:?}");
+    let failed = |event: &Event| matches!(event, Event::CommitFailed { .. });
+    assert!(!log.lock().iter().any(failed), "{:?}", log.lock());
+}
+
+/// The broker takes 4,096 bytes.
+fn b47_metadata_that_the_broker_refuses_costs_repeats_and_no_commit() {
+    const END: i64 = 40_000;
+    let name = "too-much-metadata";
+    let kafka = plimsoll_testkit::shared();
+    kafka.create_topic(name, 1);
+    let brokers = kafka.bootstrap();
+    kafka.produce(name, (0..END).map(|sequence| (0, format!("k{sequence}"), "value".to_owned())));
+    // A third, without a pattern.
+    let fails = |offset: i64| {
+        offset == 0 || (offset.unsigned_abs().wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) % 3 == 0
+    };
+    let finished = (0..END).filter(|offset| !fails(*offset)).count();
+    let (first, second) = (Seen::new(), Seen::new());
+    let (log, on_event) = event_log();
+    let builder = common::consumer(&brokers, name, name)
+        .metadata_limit(32_767)
+        .retry(Retry::times(10).first(Duration::from_secs(3_600)))
+        .drain_budget(Duration::from_millis(300))
+        .on_event(on_event);
+    let running = Running::start(builder.each({
+        let first = Arc::clone(&first);
+        move |record: &Record| {
+            if fails(record.offset()) {
+                return Err("not now");
+            }
+            first.handle(record, || ());
+            Ok(())
+        }
+    }));
+    wait_until("what does not fail", || first.count() == finished);
+    // Once the whole map was offered, also if it all went by within one interval.
+    let told = |event: &Event| matches!(event, Event::Warning { message } if message.contains("bytes of metadata"));
+    wait_until("the refusal", || log.lock().iter().any(told));
+    let report = running.stop().unwrap();
+    assert!(report.metadata_refused >= 1, "{report:?}");
+    assert_eq!(log.lock().iter().filter(|event| told(event)).count(), 1);
+    assert_eq!(report.partitions[0].committed, Some(0));
+    let map = stored_map(&brokers, name).unwrap();
+    assert!((1_000..finished as u64).contains(&map.len()), "{}", map.len());
+
+    let running = Running::start(common::consumer(&brokers, name, name).each({
+        let second = Arc::clone(&second);
+        move |record: &Record| second.handle(record, || ())
+    }));
+    wait_until("the rest", || kafka.committed(name, name, 0) == Some(END));
+    let report = running.stop().unwrap();
+    let expected: Vec<_> = (0..END).filter(|offset| !map.contains(*offset)).collect();
+    assert_eq!(second.distinct(0), expected);
+    assert_eq!((report.resumed, report.metadata_refused), (map.len(), 0));
+}
+
+/// Runs the tests, or, called as `child ...`, is the process that one of them starts and kills.
 fn main() -> std::process::ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     if let Some((first, rest)) = arguments.split_first()
@@ -156,11 +261,28 @@ fn main() -> std::process::ExitCode {
             }
         };
     }
-    let test = a_killed_process_repeats_next_to_nothing_above_its_stuck_record;
-    let trial =
-        Trial::test("a_killed_process_repeats_next_to_nothing_above_its_stuck_record", move || {
+    let tests: [(&str, fn()); 3] = [
+        (
+            "b47_metadata_that_the_broker_refuses_costs_repeats_and_no_commit",
+            b47_metadata_that_the_broker_refuses_costs_repeats_and_no_commit,
+        ),
+        (
+            "a_killed_process_repeats_next_to_nothing_above_its_stuck_record",
+            a_killed_process_repeats_next_to_nothing_above_its_stuck_record,
+        ),
+        (
+            "a_member_that_takes_a_partition_over_repeats_nothing_that_is_finished",
+            a_member_that_takes_a_partition_over_repeats_nothing_that_is_finished,
+        ),
+    ];
+    let trials = tests.into_iter().map(|(name, test)| {
+        Trial::test(name, move || {
             test();
             Ok(())
-        });
-    libtest_mimic::run(&Arguments::from_args(), vec![trial]).exit_code()
+        })
+    });
+    let mut settings = Arguments::from_args();
+    // Each needs the two cores.
+    settings.test_threads = settings.test_threads.or(Some(1));
+    libtest_mimic::run(&settings, trials.collect()).exit_code()
 }
