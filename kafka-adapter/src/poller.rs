@@ -360,7 +360,7 @@ impl<C: Client> Poller<C> {
     fn admit_each(&mut self, index: usize, records: &mut Vec<C::Record>) -> Result<(), Error> {
         let Some(first) = records.first().map(Intake::offset) else { return Ok(()) };
         let last = records.last().map_or(first, Intake::offset);
-        // At most FETCH.
+        // At most FETCH, or what was held of so many.
         let count = records.len() as u32;
         let done_before = self.partitions[index].resumed;
         let planted = self.planted.swap(records);

@@ -1,5 +1,8 @@
 //! The poller over a client that follows a script: what is hard to get from a broker.
 
+// A list of one range is meant.
+#![allow(clippy::single_range_in_vec_init)]
+
 use crate::client::{
     Client, Commit, CommitResult, Event as Said, Found, Intake, Refusal, RefusalKind, Source,
     TopicPartition,

@@ -205,7 +205,8 @@ fn b47_metadata_that_the_broker_refuses_costs_repeats_and_no_commit() {
     kafka.produce(name, (0..END).map(|sequence| (0, format!("k{sequence}"), "value".to_owned())));
     // A third, without a pattern.
     let fails = |offset: i64| {
-        offset == 0 || (offset.unsigned_abs().wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) % 3 == 0
+        offset == 0
+            || (offset.unsigned_abs().wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32).is_multiple_of(3)
     };
     let finished = (0..END).filter(|offset| !fails(*offset)).count();
     let (first, second) = (Seen::new(), Seen::new());

@@ -78,7 +78,8 @@ fn failing(builder: ConsumerBuilder, seen: &Arc<Seen>, fails: fn(i64) -> bool) -
 }
 
 fn irregular(offset: i64) -> bool {
-    offset == 0 || (offset.unsigned_abs().wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) % 3 == 0
+    offset == 0
+        || (offset.unsigned_abs().wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32).is_multiple_of(3)
 }
 
 /// The offsets of `0..end` that are not among those.
