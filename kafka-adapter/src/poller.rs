@@ -785,9 +785,10 @@ impl<C: Client> Poller<C> {
         for partition in &mut self.partitions {
             let Some(epoch) = &mut partition.epoch else { continue };
             let commit = self.maps.commit_of(&self.executor, epoch.id, &self.planted);
-            let Some((offset, metadata)) = commit else { continue };
+            let Some((offset, metadata, cut)) = commit else { continue };
             if offset > epoch.sent || offset == epoch.sent && metadata != partition.sent_metadata {
                 epoch.sent = offset;
+                self.report.metadata_cut += u64::from(cut);
                 metadata.clone_into(&mut partition.sent_metadata);
                 commits.push(Commit {
                     partition: partition.name.clone(),
@@ -999,7 +1000,6 @@ impl<C: Client> Poller<C> {
         if !self.client.close(limit) {
             tracing::warn!("the client did not end within {limit:?}; left to itself");
         }
-        self.report.metadata_cut = self.maps.cut;
         match self.error {
             Some(error) => Err(error),
             None => Ok(self.report),

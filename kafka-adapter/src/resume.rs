@@ -131,8 +131,6 @@ pub(crate) struct Maps {
     snapshot: Snapshot,
     map: DoneMap,
     encoder: Encoder,
-    /// Commits whose map was cut.
-    pub(crate) cut: u64,
 }
 
 impl Maps {
@@ -143,7 +141,6 @@ impl Maps {
             snapshot: Snapshot::new(),
             map: DoneMap::new(0),
             encoder: Encoder::new(),
-            cut: 0,
         }
     }
 
@@ -159,21 +156,23 @@ impl Maps {
         self.is_on() && self.settings.full == MetadataFull::SlowDown
     }
 
-    /// Offset and metadata to commit for an epoch, both from one moment. `None` if it is gone.
+    /// Offset and metadata to commit for an epoch, both from one moment, and whether the map was cut.
+    /// `None` if the epoch is gone.
     pub(crate) fn commit_of<T: Send + 'static>(
         &mut self,
         executor: &Executor<T>,
         id: EpochId,
         planted: &Planted,
-    ) -> Option<(i64, &str)> {
+    ) -> Option<(i64, &str, bool)> {
         if !self.is_on() {
-            return executor.progress(id).map(|progress| (planted.watermark_of(&progress), ""));
+            return executor
+                .progress(id)
+                .map(|progress| (planted.watermark_of(&progress), "", false));
         }
         let progress = executor.snapshot(id, &mut self.snapshot)?;
         let offset = fill(&mut self.map, planted.watermark_of(&progress), self.snapshot.done());
         let (text, cut) = self.encoder.encode_within(&self.map, self.limit);
-        self.cut += u64::from(!cut.is_whole());
-        Some((offset, text))
+        Some((offset, text, !cut.is_whole()))
     }
 
     /// The broker refused metadata of so many bytes. The next ones are at most half as long.
