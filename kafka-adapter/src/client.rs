@@ -32,12 +32,39 @@ pub(crate) struct CommitResult {
     pub(crate) outcome: Result<(), Refusal>,
 }
 
-/// Why a commit was refused.
+/// Why a commit or a look-up was refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Refusal {
     pub(crate) reason: String,
+    pub(crate) kind: RefusalKind,
+}
+
+/// What can be done about a refusal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum RefusalKind {
+    /// Trying again may help.
+    Passing,
     /// Trying again cannot help (authorisation, fencing).
-    pub(crate) fatal: bool,
+    Fatal,
+    /// The broker takes no metadata of this length.
+    MetadataTooLarge,
+}
+
+/// One partition of a commit request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Commit {
+    pub(crate) partition: TopicPartition,
+    pub(crate) offset: i64,
+    /// None if it is empty.
+    pub(crate) metadata: String,
+}
+
+/// What a partition was last committed with.
+#[derive(Debug)]
+pub(crate) struct Found {
+    pub(crate) partition: TopicPartition,
+    /// Offset and metadata; `Ok(None)` if there was no commit.
+    pub(crate) committed: Result<Option<(i64, Vec<u8>)>, String>,
 }
 
 /// What the client has to say. A rebalance waits until it is confirmed.
@@ -50,6 +77,11 @@ pub(crate) enum Event {
     },
     /// The answer to the one commit in flight.
     CommitDone(Vec<CommitResult>),
+    /// The answer to the look-up of this number.
+    Found {
+        look_up: usize,
+        outcome: Result<Vec<Found>, Refusal>,
+    },
     Warning(String),
     Fatal(Error),
 }
@@ -103,8 +135,17 @@ pub(crate) trait Client {
         out: &mut Vec<Self::Record>,
     ) -> Result<(), Error>;
 
-    /// Sends offsets; the answer comes as [`Event::CommitDone`]. One at a time.
-    fn commit(&mut self, offsets: &[(TopicPartition, i64)]) -> Result<(), Error>;
+    /// Sends offsets with their metadata; the answer comes as [`Event::CommitDone`]. One at a time.
+    fn commit(&mut self, commits: &[Commit]) -> Result<(), Error>;
+
+    /// Asks what was last committed for these partitions, which are at least one; the answer comes
+    /// as [`Event::Found`] with the number `look_up`, usually within `limit`.
+    fn look_up_committed(
+        &mut self,
+        look_up: usize,
+        partitions: &[TopicPartition],
+        limit: Duration,
+    ) -> Result<(), Error>;
 
     /// Leaves the group and ends the client. Blocks for at most `limit`; whether it was enough.
     fn close(self, limit: Duration) -> bool;

@@ -5,6 +5,7 @@ use crate::event::{Event, Report};
 use crate::fault::Planted;
 use crate::native::{NativeClient, Record};
 use crate::poller::{Asked, Hooks, Limits, Poller};
+use crate::resume::{DoneMaps, MetadataFull, Settings};
 use plimsoll_engine::{
     BatchOutcome, BuildError, Executor, IntoBatchOutcome, IntoOutcome, Outcome, Retry, Waiter,
     Waker,
@@ -69,6 +70,7 @@ pub struct ConsumerBuilder {
     window: usize,
     commit_interval: Duration,
     drain_budget: Duration,
+    resume: Settings,
     startup_limit: Duration,
     signals: bool,
     on_event: Box<dyn Fn(&Event) + Send + Sync>,
@@ -98,6 +100,7 @@ impl ConsumerBuilder {
             window: 65_536,
             commit_interval: Duration::from_secs(1),
             drain_budget: Duration::from_secs(10),
+            resume: Settings::default(),
             startup_limit: Duration::from_secs(30),
             signals: true,
             on_event: Box::new(|_| ()),
@@ -184,6 +187,36 @@ impl ConsumerBuilder {
     /// and is delivered again.
     pub fn drain_budget(mut self, budget: Duration) -> Self {
         self.drain_budget = budget;
+        self
+    }
+
+    /// Whether a commit says what is finished above its offset, so that nobody handles it again;
+    /// default [`DoneMaps::On`]. It goes into the metadata of the commit, which other tools may show.
+    pub fn done_map(mut self, maps: DoneMaps) -> Self {
+        self.resume.maps = maps;
+        self
+    }
+
+    /// Most bytes of the metadata of a commit, 16 to 32,767; default 4,096, which is the default of the
+    /// brokers' `offset.metadata.max.bytes`. If a broker takes less, the commit is sent again without
+    /// metadata, and later ones are shorter.
+    pub fn metadata_limit(mut self, bytes: usize) -> Self {
+        self.resume.limit = bytes;
+        self
+    }
+
+    /// What happens when a done-map would not fit into the metadata; default [`MetadataFull::Cut`].
+    /// [`MetadataFull::SlowDown`] needs a [`metadata_limit`](Self::metadata_limit) of at least 256
+    /// bytes.
+    pub fn when_metadata_full(mut self, full: MetadataFull) -> Self {
+        self.resume.full = full;
+        self
+    }
+
+    /// Whether the metadata of the Confluent Parallel Consumer is read, too; default false. It has no
+    /// check value, so turn this on only to take over a group that this consumer has written.
+    pub fn resume_from_parallel_consumer(mut self, on: bool) -> Self {
+        self.resume.parallel_consumer = on;
         self
     }
 
@@ -284,6 +317,7 @@ impl ConsumerBuilder {
         if self.commit_interval.is_zero() {
             return Err(Error::config("commit_interval", "must not be zero"));
         }
+        self.resume.check()?;
         let Some(start) = self.start else {
             return Err(Error::config("each", "a handler is required: `each` or `batches`"));
         };
@@ -299,10 +333,13 @@ impl ConsumerBuilder {
             engine: self.engine,
             limits: Limits {
                 window,
+                admission: plimsoll_engine::Limits::new(window),
                 commit_interval: self.commit_interval,
                 drain: self.drain_budget,
                 commit: Duration::from_secs(5),
+                look_up: Duration::from_secs(10),
             },
+            resume: self.resume,
             startup_limit: self.startup_limit,
             signals: self.signals,
             on_event: self.on_event,
@@ -371,6 +408,7 @@ pub struct Consumer {
     topics: Vec<String>,
     engine: plimsoll_engine::Builder,
     limits: Limits,
+    resume: Settings,
     startup_limit: Duration,
     signals: bool,
     on_event: Box<dyn Fn(&Event) + Send + Sync>,
@@ -429,7 +467,7 @@ impl Consumer {
         self.client.subscribe(&self.topics)?;
         let executor = (self.start)(self.engine, self.client.waker())?;
         let hooks = Hooks { on_event: self.on_event, asked: Box::new(asked) };
-        Poller::new(self.client, executor, self.limits, hooks, self.planted).run()
+        Poller::new(self.client, executor, self.limits, self.resume, hooks, self.planted).run()
     }
 }
 

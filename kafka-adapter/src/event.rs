@@ -35,6 +35,31 @@ pub enum Event {
         /// The broker's, or the client's, error.
         reason: String,
     },
+    /// Records that an earlier life of the group has finished above the committed offset are skipped
+    /// when they are delivered.
+    Resumed {
+        /// Topic.
+        topic: String,
+        /// Partition.
+        partition: i32,
+        /// The committed offset.
+        offset: i64,
+        /// Finished offsets above it; some may not exist.
+        finished: u64,
+    },
+    /// The committed offset came with metadata that cannot be used: from another tool, damaged, or
+    /// written for another offset. Everything from the offset on is handled; the next commit
+    /// overwrites the metadata.
+    MetadataIgnored {
+        /// Topic.
+        topic: String,
+        /// Partition.
+        partition: i32,
+        /// The committed offset.
+        offset: i64,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// Something that a person should know and that the consumer goes on after.
     Warning {
         /// What, with topic, partition and offset where there are any.
@@ -61,6 +86,16 @@ pub struct Report {
     pub handled: u64,
     /// Commit requests that the broker acknowledged.
     pub commits: u64,
+    /// Records that were delivered and skipped because an earlier life had finished them. They are
+    /// not among `handled`.
+    pub resumed: u64,
+    /// Partitions whose stored metadata could not be used.
+    pub metadata_ignored: u64,
+    /// Commits of a partition that were sent again without metadata because the broker found it too
+    /// large.
+    pub metadata_refused: u64,
+    /// Commits of a partition whose done-map was cut to fit.
+    pub metadata_cut: u64,
     /// The partitions owned at the end.
     pub partitions: Vec<PartitionReport>,
 }
@@ -75,8 +110,10 @@ pub struct PartitionReport {
     pub partition: i32,
     /// The last acknowledged offset of this consumer, if it committed any.
     pub committed: Option<i64>,
-    /// Records below the watermark.
+    /// Records below the watermark, without `resumed`.
     pub finished: u64,
+    /// Records skipped because an earlier life had finished them.
+    pub resumed: u64,
     /// Admitted records at or above the watermark: they will be delivered again.
     pub unfinished: u64,
 }

@@ -8,7 +8,8 @@
 //!
 //! # Guarantees
 //! - A commit never passes an unfinished record; an error, a panic, a kill or a rebalance means
-//!   that the unfinished records are delivered again (at least once).
+//!   that the unfinished records are delivered again (at least once). What is finished above the
+//!   committed offset is in the commit's metadata ([`done_map`]) and is skipped.
 //! - Records of one key of one partition are handled in offset order, never two at once. Records
 //!   with a null key have no order; an empty key is a key.
 //!
@@ -28,6 +29,9 @@ mod event;
 mod fault;
 mod native;
 mod poller;
+mod resume;
+#[cfg(test)]
+mod scripted;
 
 pub use consumer::{Batch, Consumer, ConsumerBuilder, Handle};
 pub use error::Error;
@@ -36,6 +40,7 @@ pub use event::{Committed, Event, PartitionReport, Report};
 pub use fault::Fault;
 pub use native::{Headers, Record};
 pub use plimsoll_engine::{BatchOutcome, Exhausted, IntoBatchOutcome, IntoOutcome, Outcome, Retry};
+pub use resume::{DoneMaps, MetadataFull};
 
 /// Not public: what the tests of this workspace need of librdkafka's mock cluster.
 #[doc(hidden)]

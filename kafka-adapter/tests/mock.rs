@@ -4,7 +4,9 @@ mod common;
 
 use common::{Mock, Running, Seen, event_log, wait_until};
 use parking_lot::Mutex;
-use plimsoll_kafka::{Batch, Consumer, Error, Event, Exhausted, Record, Retry};
+use plimsoll_kafka::{
+    Batch, Consumer, DoneMaps, Error, Event, Exhausted, MetadataFull, Record, Retry,
+};
 use rdkafka::types::{RDKafkaApiKey, RDKafkaRespErr};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -268,15 +270,15 @@ fn b41_a_stuck_handler_does_not_hold_the_end() {
     assert_eq!(report.partitions[0].committed, Some(3));
     assert_eq!((report.partitions[0].finished, report.partitions[0].unfinished), (3, 7));
     assert_eq!(mock.committed("g", "t", 0), Some(3));
-    // The next life handles 3..=9.
+    // The next life handles the stuck record; what was finished above it is in the commit.
     let again = Seen::new();
     let running = Running::start(mock.consumer("g", "t").each({
         let again = Arc::clone(&again);
         move |record: &Record| again.handle(record, || ())
     }));
-    wait_until("seven records", || again.count() == 7);
+    wait_until("the rest", || mock.committed("g", "t", 0) == Some(10));
     running.stop().unwrap();
-    assert_eq!(again.distinct(0), (3..10).collect::<Vec<_>>());
+    assert_eq!(again.distinct(0), [3]);
 }
 
 #[test]
@@ -443,15 +445,19 @@ fn b25_a_revoke_waits_for_running_records_within_the_budget() {
     wait_until("the first assignment", || !log.lock().is_empty());
     mock.fill("t", 2, 6, 6);
     wait_until("five records of each", || seen.count() == 10);
+    // Before the second one joins: in a rebalance the mock takes no commit.
+    let committed = |partition| mock.committed("g", "t", partition) == Some(2);
+    wait_until("their commit", || committed(0) && committed(1));
     // The second member's handler must see the stuck record again, since it was not finished.
     let again = Seen::new();
     let second = Running::start(mock.consumer("g", "t").each({
         let again = Arc::clone(&again);
         move |record: &Record| again.handle(record, || ())
     }));
-    wait_until("the moved partition's tail", || again.count() == 4);
+    // Those above it come again, too, if the last commit that the mock took did not list them.
+    wait_until("the moved partition's tail", || again.count() >= 1);
     let moved = i32::from(!again.distinct(1).is_empty());
-    assert_eq!(again.distinct(moved), [2, 3, 4, 5]);
+    assert_eq!(again.distinct(moved).first(), Some(&2));
     wait_until("the moved partition", || mock.committed("g", "t", moved) == Some(6));
     // The late end of the old handler changes nothing, neither there nor here.
     gate.store(true, Ordering::Release);
@@ -583,6 +589,13 @@ fn b53_settings_are_checked_when_built() {
         (good().window(0), "window"),
         (good().window(usize::MAX), "window"),
         (good().commit_interval(Duration::ZERO), "commit_interval"),
+        (good().metadata_limit(15), "metadata_limit"),
+        (good().metadata_limit(32_768), "metadata_limit"),
+        (good().metadata_limit(255).when_metadata_full(MetadataFull::SlowDown), "metadata_limit"),
+        (
+            good().done_map(DoneMaps::Off).resume_from_parallel_consumer(true),
+            "resume_from_parallel_consumer",
+        ),
         (good().set("enable.auto.commit", "true"), "enable.auto.commit"),
         (good().set("group.id", "other"), "group.id"),
         (good().set("no.such.property", "1"), "no.such.property"),

@@ -7,7 +7,9 @@ mod queue;
 pub use message::{Headers, Record};
 pub use mock::hasten_first_rebalance;
 
-use crate::client::{Client, CommitResult, Event, Refusal, Source, TopicPartition};
+use crate::client::{
+    Client, Commit, CommitResult, Event, Found, Refusal, RefusalKind, Source, TopicPartition,
+};
 use crate::error::Error;
 use parking_lot::Mutex;
 use plimsoll_engine::{Waiter, Waker};
@@ -163,6 +165,7 @@ pub(crate) struct NativeClient {
     buffer: Scratch,
     waiter: Waiter,
     began: Instant,
+    group: CString,
 }
 
 impl NativeClient {
@@ -172,6 +175,8 @@ impl NativeClient {
             Context { rebalances: Mutex::new(Vec::new()), closing: AtomicBool::new(false) };
         let mut consumer: BaseConsumer<Context> =
             config.create_with_context(context).map_err(creation_error)?;
+        let group = CString::new(config.get("group.id").unwrap_or_default())
+            .map_err(|_| Error::config("group", "has a NUL in it"))?;
         let main = Signal::new(waiter.waker());
         consumer.set_nonempty_callback({
             let main = Arc::clone(&main);
@@ -189,6 +194,7 @@ impl NativeClient {
             buffer: Scratch::default(),
             waiter,
             began: Instant::now(),
+            group,
         })
     }
 
@@ -299,6 +305,10 @@ impl NativeClient {
     fn serve_answers(&mut self, out: &mut Vec<Event>) {
         self.answers.signal().clear();
         while let Some(event) = self.answers.event() {
+            if let Some(look_up) = event.look_up() {
+                out.push(Event::Found { look_up, outcome: found(event.found()) });
+                continue;
+            }
             if !event.is_commit() {
                 continue;
             }
@@ -330,15 +340,34 @@ fn commit_outcome(code: Code) -> Result<(), Refusal> {
     if code == Code::RD_KAFKA_RESP_ERR_NO_ERROR {
         return Ok(());
     }
-    let fatal = matches!(
-        code,
+    Err(refusal(code))
+}
+
+fn refusal(code: Code) -> Refusal {
+    let kind = match code {
         Code::RD_KAFKA_RESP_ERR_GROUP_AUTHORIZATION_FAILED
-            | Code::RD_KAFKA_RESP_ERR_TOPIC_AUTHORIZATION_FAILED
-            | Code::RD_KAFKA_RESP_ERR_FENCED_INSTANCE_ID
-            | Code::RD_KAFKA_RESP_ERR_INVALID_GROUP_ID
-            | Code::RD_KAFKA_RESP_ERR__FATAL
-    );
-    Err(Refusal { reason: RDKafkaErrorCode::from(code).to_string(), fatal })
+        | Code::RD_KAFKA_RESP_ERR_TOPIC_AUTHORIZATION_FAILED
+        | Code::RD_KAFKA_RESP_ERR_FENCED_INSTANCE_ID
+        | Code::RD_KAFKA_RESP_ERR_INVALID_GROUP_ID
+        | Code::RD_KAFKA_RESP_ERR__FATAL => RefusalKind::Fatal,
+        Code::RD_KAFKA_RESP_ERR_OFFSET_METADATA_TOO_LARGE => RefusalKind::MetadataTooLarge,
+        _ => RefusalKind::Passing,
+    };
+    Refusal { reason: RDKafkaErrorCode::from(code).to_string(), kind }
+}
+
+/// What a look-up found, or why not.
+fn found(answer: Result<Vec<queue::CommittedElement>, Code>) -> Result<Vec<Found>, Refusal> {
+    let found = |element: queue::CommittedElement| Found {
+        partition: TopicPartition { topic: Arc::from(element.topic), partition: element.partition },
+        committed: match element.error {
+            // A negative offset says that there is none.
+            Code::RD_KAFKA_RESP_ERR_NO_ERROR if element.offset < 0 => Ok(None),
+            Code::RD_KAFKA_RESP_ERR_NO_ERROR => Ok(Some((element.offset, element.metadata))),
+            code => Err(RDKafkaErrorCode::from(code).to_string()),
+        },
+    };
+    answer.map(|elements| elements.into_iter().map(found).collect()).map_err(refusal)
 }
 
 impl Client for NativeClient {
@@ -416,15 +445,15 @@ impl Client for NativeClient {
         }
     }
 
-    fn commit(&mut self, offsets: &[(TopicPartition, i64)]) -> Result<(), Error> {
-        let mut list = TopicPartitionList::with_capacity(offsets.len());
-        for (partition, offset) in offsets {
-            list.add_partition_offset(
-                &partition.topic,
-                partition.partition,
-                rdkafka::Offset::Offset(*offset),
-            )
-            .map_err(client_error)?;
+    fn commit(&mut self, commits: &[Commit]) -> Result<(), Error> {
+        let mut list = TopicPartitionList::with_capacity(commits.len());
+        for Commit { partition, offset, metadata } in commits {
+            let mut element = list.add_partition(&partition.topic, partition.partition);
+            element.set_offset(rdkafka::Offset::Offset(*offset)).map_err(client_error)?;
+            if !metadata.is_empty() {
+                // Once for each element: a second time would leak the first text.
+                element.set_metadata(metadata);
+            }
         }
         // SAFETY: client, list and queue are live; librdkafka copies the list. No callback: the
         // answer comes as an event on the queue.
@@ -441,6 +470,29 @@ impl Client for NativeClient {
             Code::RD_KAFKA_RESP_ERR_NO_ERROR => Ok(()),
             code => Err(client_error(RDKafkaErrorCode::from(code))),
         }
+    }
+
+    fn look_up_committed(
+        &mut self,
+        look_up: usize,
+        partitions: &[TopicPartition],
+        limit: Duration,
+    ) -> Result<(), Error> {
+        let list = list_of(partitions);
+        let limit_ms = i32::try_from(limit.as_millis()).unwrap_or(i32::MAX).max(1);
+        // SAFETY: client and queue are live, and the queue is dropped before the client (field order,
+        // `close`); the list is ours.
+        unsafe {
+            queue::look_up(
+                self.consumer.client().native_ptr(),
+                &self.answers,
+                look_up,
+                &self.group,
+                list.ptr(),
+                limit_ms,
+            )
+        }
+        .map_err(client_error)
     }
 
     fn close(self, limit: Duration) -> bool {

@@ -3,7 +3,7 @@
 use super::message::Record;
 use plimsoll_engine::Waker;
 use rdkafka::bindings as ffi;
-use std::ffi::{CStr, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -183,12 +183,13 @@ impl Drop for Queue {
 #[derive(Debug)]
 pub(super) struct QueueEvent(NonNull<ffi::rd_kafka_event_t>);
 
-/// One element of an offset commit's answer.
+/// One element of an offset commit's or a look-up's answer.
 #[derive(Debug)]
 pub(super) struct CommittedElement {
     pub(super) topic: String,
     pub(super) partition: i32,
     pub(super) offset: i64,
+    pub(super) metadata: Vec<u8>,
     pub(super) error: ffi::rd_kafka_resp_err_t,
 }
 
@@ -209,21 +210,123 @@ impl QueueEvent {
     /// The partitions of the request, each with its own error.
     pub(super) fn elements(&self) -> Vec<CommittedElement> {
         // SAFETY: the event is valid; the list belongs to it and is only read here, while it lives.
-        let list = unsafe { ffi::rd_kafka_event_topic_partition_list(self.0.as_ptr()).as_ref() };
-        let Some(list) = list.filter(|list| !list.elems.is_null()) else { return Vec::new() };
-        let count = usize::try_from(list.cnt).unwrap_or(0);
-        // SAFETY: `elems` points to `cnt` elements.
-        let elements = unsafe { std::slice::from_raw_parts(list.elems, count) };
-        elements
-            .iter()
-            .map(|element| CommittedElement {
-                // SAFETY: the name is NUL-terminated and lives as long as the list.
-                topic: unsafe { CStr::from_ptr(element.topic) }.to_string_lossy().into_owned(),
-                partition: element.partition,
-                offset: element.offset,
-                error: element.err,
-            })
-            .collect()
+        unsafe { elements_of(ffi::rd_kafka_event_topic_partition_list(self.0.as_ptr())) }
+    }
+
+    /// The number of the look-up that this answers, if it does.
+    pub(super) fn look_up(&self) -> Option<usize> {
+        // SAFETY: the event is valid.
+        let kind = unsafe { ffi::rd_kafka_event_type(self.0.as_ptr()) };
+        // SAFETY: the event is valid. The opaque value is the number, see `look_up`.
+        (kind == ffi::RD_KAFKA_EVENT_LISTCONSUMERGROUPOFFSETS_RESULT)
+            .then(|| unsafe { ffi::rd_kafka_event_opaque(self.0.as_ptr()) } as usize)
+    }
+
+    /// The error of a look-up's group, and what it found.
+    pub(super) fn found(&self) -> Result<Vec<CommittedElement>, ffi::rd_kafka_resp_err_t> {
+        let whole = self.error();
+        if whole != ffi::rd_kafka_resp_err_t::RD_KAFKA_RESP_ERR_NO_ERROR {
+            return Err(whole);
+        }
+        // SAFETY: the event is valid; the result and all that hangs on it belong to it and are only
+        // read here, while it lives. Null pointers and a count of 0 are sorted out.
+        unsafe {
+            let result = ffi::rd_kafka_event_ListConsumerGroupOffsets_result(self.0.as_ptr());
+            if result.is_null() {
+                return Ok(Vec::new());
+            }
+            let mut count = 0;
+            let groups = ffi::rd_kafka_ListConsumerGroupOffsets_result_groups(result, &mut count);
+            if groups.is_null() || count == 0 {
+                return Ok(Vec::new());
+            }
+            // One group was asked for.
+            let group = *groups;
+            let error = ffi::rd_kafka_group_result_error(group);
+            if !error.is_null() {
+                return Err(ffi::rd_kafka_error_code(error));
+            }
+            Ok(elements_of(ffi::rd_kafka_group_result_partitions(group)))
+        }
+    }
+}
+
+/// Copies a list of partitions.
+///
+/// # Safety
+/// `list` is null or valid for the call.
+unsafe fn elements_of(list: *const ffi::rd_kafka_topic_partition_list_t) -> Vec<CommittedElement> {
+    // SAFETY: the caller's.
+    let list = unsafe { list.as_ref() };
+    let Some(list) = list.filter(|list| !list.elems.is_null()) else { return Vec::new() };
+    let count = usize::try_from(list.cnt).unwrap_or(0);
+    // SAFETY: `elems` points to `cnt` elements.
+    let elements = unsafe { std::slice::from_raw_parts(list.elems, count) };
+    elements
+        .iter()
+        .map(|element| CommittedElement {
+            // SAFETY: the name is NUL-terminated and lives as long as the list.
+            topic: unsafe { CStr::from_ptr(element.topic) }.to_string_lossy().into_owned(),
+            partition: element.partition,
+            offset: element.offset,
+            metadata: if element.metadata.is_null() {
+                Vec::new()
+            } else {
+                let bytes = element.metadata.cast::<u8>().cast_const();
+                // SAFETY: so many bytes belong to the element, and it lives as long as the list.
+                unsafe { std::slice::from_raw_parts(bytes, element.metadata_size) }.to_vec()
+            },
+            error: element.err,
+        })
+        .collect()
+}
+
+/// Asks for what a group has committed; the answer comes to `queue` and names `number`. No reference
+/// to a partition stays behind, unlike with `rd_kafka_committed`.
+///
+/// # Safety
+/// `client` is live, outlives `queue`, and `list` is valid and not empty.
+pub(super) unsafe fn look_up(
+    client: *mut ffi::rd_kafka_t,
+    queue: &Queue,
+    number: usize,
+    group: &CStr,
+    list: *const ffi::rd_kafka_topic_partition_list_t,
+    limit_ms: c_int,
+) -> Result<(), String> {
+    let operation = ffi::rd_kafka_admin_op_t::RD_KAFKA_ADMIN_OP_LISTCONSUMERGROUPOFFSETS;
+    let mut reason: [c_char; 256] = [0; 256];
+    // SAFETY: what is passed is valid by the caller's word; what is created here is destroyed here,
+    // as librdkafka copies both. The opaque value is a number, never followed. Exercised by
+    // `tests/resume.rs`.
+    unsafe {
+        let options = ffi::rd_kafka_AdminOptions_new(client, operation);
+        if options.is_null() {
+            return Err("no options for the look-up".to_owned());
+        }
+        let code = ffi::rd_kafka_AdminOptions_set_request_timeout(
+            options,
+            limit_ms,
+            reason.as_mut_ptr(),
+            reason.len(),
+        );
+        ffi::rd_kafka_AdminOptions_set_opaque(options, number as *mut c_void);
+        let result = if code == ffi::rd_kafka_resp_err_t::RD_KAFKA_RESP_ERR_NO_ERROR {
+            let mut request = ffi::rd_kafka_ListConsumerGroupOffsets_new(group.as_ptr(), list);
+            ffi::rd_kafka_ListConsumerGroupOffsets(
+                client,
+                &mut request,
+                1,
+                options,
+                queue.raw.as_ptr(),
+            );
+            ffi::rd_kafka_ListConsumerGroupOffsets_destroy(request);
+            Ok(())
+        } else {
+            Err(CStr::from_ptr(reason.as_ptr()).to_string_lossy().into_owned())
+        };
+        ffi::rd_kafka_AdminOptions_destroy(options);
+        result
     }
 }
 
