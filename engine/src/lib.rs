@@ -7,8 +7,13 @@
 //! - [`Window`]: one epoch of one partition. Admits records, hands out [`Ticket`]s, which finish
 //!   from any thread in any order by one store; its [`Watermark`] moves over what is contiguous
 //!   and done, and never past an unfinished record.
+//!   [`Limits`] bound it in records, bytes and offsets, a [`Budget`] bounds many together, a
+//!   [`Snapshot`] lists what is finished above the watermark.
 //! - [`Executor`]: workers that run a handler over the records of many windows, those of one key
-//!   in offset order and never two at once, with no lock and no allocation per record.
+//!   in offset order and never two at once, with no lock and no allocation per record; or futures on
+//!   the user's runtime, or threads that pull, over the same windows. It batches, tries again, parks
+//!   keys, buries, limits rates, changes its workers while it runs, and says at any moment which record
+//!   holds which watermark ([`Executor::stalls`]).
 //!
 //! It knows no Kafka, does no I/O, and has no clock of its own: the driving thread tells it the
 //! time. A failed record is tried again as its [`Retry`] policy says, while other keys go on.

@@ -13,8 +13,9 @@
 //! - Records of one key of one partition are handled in offset order, never two at once. Records
 //!   with a null key have no order; an empty key is a key.
 //!
-//! It does not retry, has no dead-letter topic and no transactions yet: a failed record halts its
-//! partition and ends [`Consumer::run`].
+//! A failed record is tried again as [`ConsumerBuilder::retry`] says; by default, and after the last
+//! attempt unless it is to be passed over, it halts its partition and ends [`Consumer::run`]. There
+//! is no dead-letter topic and there are no transactions yet.
 //!
 //! It sets no global allocator. librdkafka allocates for every record on one thread and frees on
 //! another, so the allocator is a large part of the cost: a program does well to link one that C
