@@ -130,7 +130,7 @@ fn one_slot(order: Order) -> u32 {
         let mut slots = writer.slots();
         let pushed = slots.next().map(|free| writer.fill(free, number)).is_some();
         assert_eq!((writer.written(), slots.len()), (u32::from(pushed), 0));
-        drop(writer);
+        drop((slots, writer));
         if pushed {
             tx.flush();
         }

@@ -116,8 +116,9 @@ fn stress(workspace: &Workspace) -> bool {
 fn real(workspace: &Workspace) -> bool {
     let tests = run_suites(workspace, Kind::Real, &["--workspace"]);
     // Not the testkit alone: another choice of packages is another choice of their dependencies'
-    // features. With these three librdkafka is the one that was built before.
-    let packages = ["-p", "plimsoll-testkit", "-p", "plimsoll-kafka", "-p", "plimsoll"];
+    // features. With these four librdkafka is the one that was built before.
+    let packages = ["plimsoll-testkit", "plimsoll-kafka", "plimsoll", "plimsoll-benches"];
+    let packages = packages.map(|package| ["-p", package]).concat();
     let units =
         workspace.cargo(&[&["test", "--no-fail-fast", "--lib"][..], &packages[..]].concat());
     tests && units
